@@ -34,6 +34,11 @@ impl Wait {
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
     }
+
+    fn known(self) -> Option<Duration> {
+        let Self::For(wait) = self else { return None };
+        Some(wait)
+    }
 }
 
 /// The result of one check: admitted or denied, with a status for every pair.
@@ -300,11 +305,7 @@ impl Decision {
 
     /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
     pub(crate) fn has_written(&self, check: &Check) -> bool {
-        let is_charged = |(pair, status): (&Pair, &Status)| {
-            let is_chargeable = status.cost > 0 && pair.borrowed().is_chargeable(check.purpose());
-            is_chargeable && status.retry_after.is_zero()
-        };
-        self.is_admitted() && check.purpose() != Purpose::Peek && self.statuses_of(check).any(is_charged)
+        self.charged_pairs(check).any(|(_, _, status)| status.cost > 0)
     }
 
     /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all enforcing
@@ -318,21 +319,13 @@ impl Decision {
 
     /// Returns the longest wait of the enforcing pairs whose wait is known.
     pub(crate) fn longest_known_wait(&self) -> Duration {
-        let known = self.enforced().filter_map(|status| match status.retry_after {
-            Wait::For(wait) => Some(wait),
-            Wait::Unknown | Wait::Never => None,
-        });
-        known.max().unwrap_or_default()
+        self.enforced().filter_map(|status| status.retry_after.known()).max().unwrap_or_default()
     }
 
     /// Returns what stands for the longest wait that is not known. `None` if all are known.
     pub(crate) fn longest_unknown_wait(&self) -> Option<Duration> {
         let unknown = self.enforced().filter(|status| status.retry_after == Wait::Unknown);
-        let stated = unknown.filter_map(|status| match status.stated_wait() {
-            Wait::For(wait) => Some(wait),
-            Wait::Unknown | Wait::Never => None,
-        });
-        stated.max()
+        unknown.filter_map(|status| status.stated_wait().known()).max()
     }
 
     /// Returns the status of the enforcing pair with the longest wait, which is the one that the client waits for.
@@ -477,16 +470,18 @@ impl Decision {
     /// Returns the pairs of this check whose units in flight it holds now, each with its index. Call it with the [charged
     /// check](Self::charged_check).
     pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = (usize, &'a Pair)> {
-        let holds = self.is_admitted() && check.purpose() != Purpose::Peek;
+        let charged = self.charged_pairs(check).map(|(i, pair, _)| (i, pair));
+        charged.filter(|(_, pair)| pair.policy.properties().is_held)
+    }
+
+    /// Returns the pairs of this check that it has charged, each with its index and its status.
+    fn charged_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = (usize, &'a Pair, &'a Status)> {
+        let is_charged = self.is_admitted() && check.purpose() != Purpose::Peek;
         let pairs =
             self.indexed_statuses().filter_map(|(i, status)| Some((i, check.pairs().get(i)?, status)));
-        let is_held = move |(_, pair, status): &(usize, &Pair, &Status)| {
-            holds
-                && pair.policy.properties().is_held
-                && pair.borrowed().is_chargeable(check.purpose())
-                && status.retry_after.is_zero()
-        };
-        pairs.filter(is_held).map(|(i, pair, _)| (i, pair))
+        pairs.filter(move |(_, pair, status)| {
+            is_charged && pair.borrowed().is_chargeable(check.purpose()) && status.retry_after.is_zero()
+        })
     }
 
     /// Returns the check that this admission has charged: that of a [`Purpose::TakeUpTo`](crate::backend::Purpose::TakeUpTo) with the

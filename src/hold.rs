@@ -25,19 +25,14 @@ use std::{fmt, sync::Arc};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Hold(Arc<HoldKind>);
-
-enum HoldKind {
-    Units(Box<dyn ReleaseOnDrop>),
-    /// Of several slots of a cluster.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    Several(Vec<Hold>),
-}
+pub struct Hold(Arc<dyn ReleaseOnDrop>);
 
 /// Units that a store holds. Dropping them releases them.
 pub(crate) trait ReleaseOnDrop: Send + Sync {
-    /// Returns whether the store may not have held the units all the time.
-    fn was_interrupted(&self) -> bool;
+    /// Returns whether the store may not have held the units all the time. False by default.
+    fn was_interrupted(&self) -> bool {
+        false
+    }
 }
 
 /// Calls a function when it is dropped.
@@ -51,13 +46,7 @@ impl Hold {
     }
 
     pub(crate) fn from_units(units: impl ReleaseOnDrop + 'static) -> Self {
-        Self(Arc::new(HoldKind::Units(Box::new(units))))
-    }
-
-    /// Returns one hold of all units. `None` if there are none.
-    #[cfg(feature = "redis")]
-    pub(crate) fn of_all(holds: Vec<Self>) -> Option<Self> {
-        (!holds.is_empty()).then(|| Self(Arc::new(HoldKind::Several(holds))))
+        Self(Arc::new(units))
     }
 
     /// Returns whether the store may not have held the units all the time: it has lost them or did not answer, or this process was
@@ -66,16 +55,17 @@ impl Hold {
     ///
     /// A request that writes what only one request may write reads this before it commits.
     pub fn was_interrupted(&self) -> bool {
-        match &*self.0 {
-            HoldKind::Units(units) => units.was_interrupted(),
-            HoldKind::Several(holds) => holds.iter().any(Self::was_interrupted),
-        }
+        self.0.was_interrupted()
     }
 }
 
-impl<F: FnOnce() + Send + Sync> ReleaseOnDrop for OnRelease<F> {
+impl<F: FnOnce() + Send + Sync> ReleaseOnDrop for OnRelease<F> {}
+
+/// The units of several slots of a cluster.
+#[cfg(feature = "redis")]
+impl ReleaseOnDrop for Vec<Hold> {
     fn was_interrupted(&self) -> bool {
-        false
+        self.iter().any(Hold::was_interrupted)
     }
 }
 

@@ -14,6 +14,7 @@ use jiff::tz::TimeZone;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
 pub struct Zone(&'static str);
 
 impl Zone {
@@ -43,12 +44,5 @@ impl<'de> serde::Deserialize<'de> for Zone {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
         Self::new(&name).map_err(serde::de::Error::custom)
-    }
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for Zone {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0)
     }
 }

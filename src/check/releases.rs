@@ -1,11 +1,6 @@
 //! Releases of units in flight: they wake the requests of this process that wait for them.
 
-use std::{
-    future::{pending, poll_fn},
-    pin::Pin,
-    sync::Arc,
-    task::Poll,
-};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
 use tokio::sync::{Notify, futures::Notified};
 
@@ -57,9 +52,6 @@ impl Namespace {
 
 /// Waits for a release of one of these pairs. Without pairs, it never comes.
 pub(crate) async fn released(listeners: &[ReleaseListener]) {
-    if listeners.is_empty() {
-        return pending().await;
-    }
     let mut releases: Vec<Pin<Box<Notified<'_>>>> =
         listeners.iter().map(|listener| Box::pin(listener.notify.notified())).collect();
     poll_fn(|cx| {

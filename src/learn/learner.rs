@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
+
 use super::{Learning, Stated};
 use crate::{check::Check, lock::Lock};
 
@@ -18,6 +20,8 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 pub(crate) struct Learner {
     pub(crate) learning: Learning,
     backoffs: Lock<[Backoff; BACKOFFS]>,
+    /// Each task that learns in the background has a receiver.
+    pub(crate) tasks: watch::Sender<()>,
 }
 
 /// The number of denials without a wait, and the instant at which the last wait ends, in microseconds of the clock of the store. A denial
@@ -26,7 +30,8 @@ type Backoff = (u32, u64);
 
 impl Learner {
     pub(crate) fn new(learning: Learning) -> Self {
-        Self { learning, backoffs: Lock::new([Backoff::default(); BACKOFFS]) }
+        let (backoffs, tasks) = (Lock::new([Backoff::default(); BACKOFFS]), watch::Sender::new(()));
+        Self { learning, backoffs, tasks }
     }
 
     /// Returns how long a denial blocks the gates of its check. An admission ends the backoff of its key.

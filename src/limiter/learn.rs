@@ -96,20 +96,28 @@ impl Limiter {
     pub(crate) fn learn_in_background(&self, admission: &Admission, stated: &Stated) {
         let (limiter, learning) = (self.clone(), self.learn(admission, stated));
         let mut learning = Box::pin(async move {
-            let unmatched = |quota: StatedQuota| {
-                ConfigError::invalid_value("quota of an API", format!("{quota:?}"), "one of one policy")
+            let error = match learning.await {
+                Ok(learned) => learned.unmatched.first().map(|quota| {
+                    let given = format!("{quota:?}");
+                    misconfigured(ConfigError::invalid_value("quota of an API", given, "one of one policy"))
+                }),
+                Err(error) => Some(error),
             };
-            let learned = learning.await.map(|learned| learned.unmatched.into_iter().next());
-            if let Err(error) =
-                learned.and_then(|quota| quota.map(unmatched).map(misconfigured).map_or(Ok(()), Err))
-            {
+            if let Some(error) = error {
                 limiter.0.events.not_learned(&error);
             }
         });
         // A backend that answers at once has learned now.
         let is_done = learning.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if !is_done && let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(learning);
+        if !is_done
+            && let Ok(runtime) = Handle::try_current()
+            && let Some(learner) = &self.0.learner
+        {
+            let task = learner.tasks.subscribe();
+            runtime.spawn(async move {
+                learning.await;
+                drop(task);
+            });
         }
     }
 }

@@ -538,8 +538,12 @@ impl Limiter {
     /// of a process, after the last response. Each settlement takes at most 5 s, and each rollback at most a deadline and six
     /// seconds. A rollback whose runtime does not run is then counted as lost.
     ///
-    /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline.
+    /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
+    /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned.
     pub async fn drain(&self) {
+        if let Some(learner) = &self.0.learner {
+            learner.tasks.closed().await;
+        }
         if let Some(leases) = &self.0.leases {
             leases.drain(self.0.settings.deadline).await;
         }

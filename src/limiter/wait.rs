@@ -35,15 +35,14 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
         };
         // The store has decided before this instant, so the request does not ask again too early.
         let (known, unknown) = (denied.longest_known_wait(), denied.longest_unknown_wait());
-        let at = match (denied.retry_after(), unknown) {
-            (Wait::For(_), Some(poll)) => polls_at(known, poll, end),
-            (Wait::For(wait), None) => wakes_at(wait, end),
-            (Wait::Unknown | Wait::Never, _) => None,
+        let now = Instant::now();
+        let at = match denied.retry_after() {
+            Wait::For(_) => asks_at(now, known, unknown, end),
+            Wait::Unknown | Wait::Never => None,
         };
-        // A release may admit the requests behind this one at any time.
-        let asks_at = |at| if unknown.is_some() { Instant::now() + known } else { at };
         match at {
-            Some(at) if ticket.sleeps_until(asks_at(at)) => {
+            // From the end of the known wait on, a release may admit the requests behind this one.
+            Some(at) if ticket.sleeps_until(now + known) => {
                 // `None` means that nothing was released.
                 let _: Option<()> = until(at, released(&listeners)).await;
             }
@@ -59,14 +58,19 @@ fn listeners(check: &Check) -> Vec<ReleaseListener> {
     held.map(|pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy)).collect()
 }
 
-/// Returns when a check asks again whose units may return at any time: after half of the interval to the whole, so that processes take
-/// turns, and not before the known wait has passed. `None` if the end has come.
-fn polls_at(known: Duration, interval: Duration, end: Option<Instant>) -> Option<Instant> {
-    let now = Instant::now();
-    let at = now.checked_add(known.max(jittered(interval)))?;
-    let is_early = known.is_zero() && end.is_some_and(|end| now < end);
+/// Returns when a check with this known wait asks again. If units may return at any time, it asks after half of the interval to the whole,
+/// so that processes take turns. `None` if the end comes first. Outside tokio, it does.
+fn asks_at(
+    now: Instant,
+    known: Duration,
+    interval: Option<Duration>,
+    end: Option<Instant>,
+) -> Option<Instant> {
+    let mut at = now.checked_add(known.max(interval.map_or(Duration::ZERO, jittered)))?;
     // A release may come before the end.
-    let at = end.filter(|_| is_early).map_or(at, |end| end.min(at));
+    if let Some(end) = end.filter(|end| interval.is_some() && known.is_zero() && now < *end) {
+        at = at.min(end);
+    }
     (end.is_none_or(|end| at <= end) && Handle::try_current().is_ok()).then_some(at)
 }
 
@@ -74,10 +78,4 @@ fn polls_at(known: Duration, interval: Duration, end: Option<Instant>) -> Option
 fn skips_queue(check: &Check) -> bool {
     let mut pairs = check.pairs().iter().filter(|pair| !pair.is_shadow);
     pairs.clone().any(|pair| pair.cost > pair.policy.quota_units()) || pairs.all(|pair| pair.cost == 0)
-}
-
-/// Returns the end of a wait that begins now, or `None` if the wait is too long. Outside tokio, every wait is.
-fn wakes_at(wait: Duration, end: Option<Instant>) -> Option<Instant> {
-    let at = Instant::now().checked_add(wait)?;
-    (end.is_none_or(|end| at <= end) && Handle::try_current().is_ok()).then_some(at)
 }

@@ -172,11 +172,7 @@ impl QueueTicket {
     /// Waits until it is the turn of this entry, at most until `end`.
     pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), Rejection> {
         let Some(woken) = self.woken.take() else { return Ok(()) };
-        let woken = match end {
-            Some(end) => until(end, woken).await,
-            None => Some(woken.await),
-        };
-        match woken {
+        match until(end, woken).await {
             Some(Ok(Wakeup::Turn)) => Ok(()),
             Some(Ok(Wakeup::TooLong(at_least))) => Err(Rejection::WaitTooLong { at_least }),
             // The sender is dropped only with this ticket.

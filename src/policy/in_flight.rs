@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "serde")]
+pub(super) use super::length::serialize;
 use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 /// The largest quota.
 const MAX_QUOTA: u32 = 1 << 16;
-/// The default hold time.
-pub(super) const HOLD_TIME: Duration = Duration::from_secs(30);
-/// The default of the wait that a response states.
-pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The longest of both.
+/// The longest hold time, and the longest wait that a response states.
 const MAX_TIME: Duration = Duration::from_secs(3_600);
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -25,6 +23,16 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange", "getrange"],
 };
+
+/// Returns the default hold time.
+pub(super) const fn hold_time() -> Duration {
+    Duration::from_secs(30)
+}
+
+/// Returns the default of the wait that a response states.
+pub(super) const fn retry_after() -> Duration {
+    Duration::from_secs(1)
+}
 
 /// Returns the number of this type in the arguments of a script.
 #[cfg(feature = "redis")]
@@ -62,33 +70,8 @@ pub(super) fn properties(
     })
 }
 
-/// The times in a file.
+/// Reads a time in a file.
 #[cfg(feature = "serde")]
-pub(super) mod time {
-    use std::time::Duration;
-
-    use serde::{Deserializer, Serializer};
-
-    use super::super::length;
-
-    pub(in crate::policy) fn hold_time() -> Duration {
-        super::HOLD_TIME
-    }
-
-    pub(in crate::policy) fn retry_after() -> Duration {
-        super::RETRY_AFTER
-    }
-
-    pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Duration, D::Error> {
-        length::deserialize("time of a policy in flight", deserializer)
-    }
-
-    pub(in crate::policy) fn serialize<S: Serializer>(
-        time: &Duration,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        length::serialize(*time, serializer)
-    }
+pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    super::length::deserialize("time of a policy in flight", deserializer)
 }

@@ -53,6 +53,6 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer.deserialize_str(LengthVisitor(field))
 }
 
-pub(super) fn serialize<S: Serializer>(length: Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&length_text(length))
+pub(super) fn serialize<S: Serializer>(length: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&length_text(*length))
 }

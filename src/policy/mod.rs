@@ -334,7 +334,7 @@ impl Policy {
     /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
     /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 65,536 units.
     pub fn in_flight(name: &str, quota: u32) -> Result<Self, ConfigError> {
-        let (hold_time, retry_after) = (in_flight::HOLD_TIME, in_flight::RETRY_AFTER);
+        let (hold_time, retry_after) = (in_flight::hold_time(), in_flight::retry_after());
         Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
@@ -378,15 +378,16 @@ impl Policy {
     #[cfg(feature = "calendar")]
     #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
     pub fn anchored(self, anchor: Anchor) -> Result<Self, ConfigError> {
-        match self.algorithm() {
-            Algorithm::CalendarPeriod { period, zone, .. } => {
-                self.with_algorithm(Algorithm::CalendarPeriod { period, zone, anchor })
-            }
-            _ => {
-                let given = format!("{:?}", anchor.to_string());
-                Err(ConfigError::invalid_policy(self.name(), "anchor", given, "set on a calendar period"))
-            }
-        }
+        let Algorithm::CalendarPeriod { period, zone, .. } = self.algorithm() else {
+            let given = format!("{:?}", anchor.to_string());
+            return Err(ConfigError::invalid_policy(
+                self.name(),
+                "anchor",
+                given,
+                "set on a calendar period",
+            ));
+        };
+        self.with_algorithm(Algorithm::CalendarPeriod { period, zone, anchor })
     }
 
     /// Returns this calendar period with an anchor that was not validated. It does not conflict with this policy.
@@ -432,12 +433,10 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 s to 1 h, and the policy is in flight.
     pub fn hold_time(self, hold_time: Duration) -> Result<Self, ConfigError> {
-        match self.algorithm() {
-            Algorithm::InFlight { retry_after, .. } => {
-                self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
-            }
-            _ => Err(self.not_in_flight("hold time", hold_time)),
-        }
+        let Algorithm::InFlight { retry_after, .. } = self.algorithm() else {
+            return Err(self.not_in_flight("hold time", hold_time));
+        };
+        self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
     /// Returns this policy [in flight](Self::in_flight) with another `Retry-After` in the response to a denied request. The default is 1
@@ -448,12 +447,10 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 ms to 1 h, and the policy is in flight.
     pub fn retry_after(self, retry_after: Duration) -> Result<Self, ConfigError> {
-        match self.algorithm() {
-            Algorithm::InFlight { hold_time, .. } => {
-                self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
-            }
-            _ => Err(self.not_in_flight("retry after", retry_after)),
-        }
+        let Algorithm::InFlight { hold_time, .. } = self.algorithm() else {
+            return Err(self.not_in_flight("retry after", retry_after));
+        };
+        self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
     fn not_in_flight(&self, field: &'static str, given: Duration) -> ConfigError {

@@ -86,29 +86,6 @@ impl PolicyTable {
 }
 
 #[cfg(feature = "calendar")]
-struct AnchorSelector<F> {
-    policy: Policy,
-    anchor: F,
-    /// The policies of anchors that were chosen, so that their headers and boundaries are made once.
-    known: Lock<HashMap<Anchor, Policies>>,
-}
-
-#[cfg(feature = "calendar")]
-impl<F> PolicySelector for AnchorSelector<F>
-where
-    F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
-{
-    fn select(&self, head: &Head<'_>) -> Option<Policies> {
-        let Some(anchor) = (self.anchor)(head) else { return Some(self.policy.clone().into()) };
-        let mut known = self.known.lock();
-        if known.len() >= MAX_ANCHORS && !known.contains_key(&anchor) {
-            known.clear();
-        }
-        Some(known.entry(anchor).or_insert_with(|| self.policy.with_anchor(anchor).into()).clone())
-    }
-}
-
-#[cfg(feature = "calendar")]
 impl Policy {
     /// Returns a selector that chooses the anchor of this [calendar period](Self::calendar_period) for each request, such as the billing
     /// day of a customer. For `None`, the policy has its own anchor. Add the selector with
@@ -135,7 +112,16 @@ impl Policy {
     where
         F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
     {
-        AnchorSelector { policy: self, anchor, known: Lock::default() }
+        // The policies of anchors that were chosen, so that their headers and boundaries are made once.
+        let known: Lock<HashMap<Anchor, Policies>> = Lock::default();
+        from_fn(move |head| {
+            let Some(anchor) = anchor(head) else { return Some(self.clone().into()) };
+            let mut known = known.lock();
+            if known.len() >= MAX_ANCHORS && !known.contains_key(&anchor) {
+                known.clear();
+            }
+            Some(known.entry(anchor).or_insert_with(|| self.with_anchor(anchor).into()).clone())
+        })
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
+#[cfg(feature = "serde")]
+pub(super) use super::length::serialize;
 use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
@@ -40,25 +42,8 @@ pub(super) fn properties(
     Ok(Properties { bucket_micros, arguments, expiry: Expiry::ByBucket, ..properties })
 }
 
-/// The precision in a file.
+/// Reads the precision in a file.
 #[cfg(feature = "serde")]
-pub(super) mod precision {
-    use std::time::Duration;
-
-    use serde::{Deserializer, Serializer};
-
-    use super::super::length;
-
-    pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Duration, D::Error> {
-        length::deserialize("precision", deserializer)
-    }
-
-    pub(in crate::policy) fn serialize<S: Serializer>(
-        precision: &Duration,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        length::serialize(*precision, serializer)
-    }
+pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    super::length::deserialize("precision", deserializer)
 }

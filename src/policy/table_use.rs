@@ -1,11 +1,10 @@
 //! What a layer requires of the tables that it uses.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::{Policies, Policy, check_constant_costs, distinct};
 use crate::{cost::Costs, error::ConfigError};
 
 /// What a layer requires of each tier of a table.
+#[derive(Clone)]
 pub(crate) struct TableUse {
     /// The policies that the layer has for every request.
     pub(crate) fixed: Vec<Policy>,
@@ -14,7 +13,7 @@ pub(crate) struct TableUse {
     /// Whether a cost may be above a quota.
     pub(crate) clamps: bool,
     /// Whether the layer keeps the type of a body, and cannot see its end.
-    pub(crate) keeps_bodies: AtomicBool,
+    pub(crate) keeps_bodies: bool,
 }
 
 /// Returns an error if a policy is in flight, which a layer that keeps the type of a body cannot hold.
@@ -28,7 +27,7 @@ pub(crate) fn check_kept_bodies(policies: &[Policy]) -> Result<(), ConfigError> 
 impl TableUse {
     /// Returns an error if the policies of a tier cannot be checked together with those of the layer.
     pub(super) fn check_policies(&self, tier: &Policies) -> Result<(), ConfigError> {
-        if self.keeps_bodies.load(Ordering::Relaxed) {
+        if self.keeps_bodies {
             check_kept_bodies(tier.as_slice())?;
         }
         distinct(&[&self.fixed, tier.as_slice()].concat())

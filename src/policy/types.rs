@@ -63,7 +63,7 @@ pub enum Algorithm {
     SlidingBuckets {
         /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
         /// need not divide the window.
-        #[cfg_attr(feature = "serde", serde(with = "super::sliding_buckets::precision"))]
+        #[cfg_attr(feature = "serde", serde(with = "super::sliding_buckets"))]
         precision: Duration,
     },
     /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where
@@ -93,13 +93,13 @@ pub enum Algorithm {
         /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
         #[cfg_attr(
             feature = "serde",
-            serde(with = "super::in_flight::time", default = "super::in_flight::time::hold_time")
+            serde(with = "super::in_flight", default = "super::in_flight::hold_time")
         )]
         hold_time: Duration,
         /// The wait that the response to a denied request states: 1 ms to 1 h, 1 s by default.
         #[cfg_attr(
             feature = "serde",
-            serde(with = "super::in_flight::time", default = "super::in_flight::time::retry_after")
+            serde(with = "super::in_flight", default = "super::in_flight::retry_after")
         )]
         retry_after: Duration,
     },

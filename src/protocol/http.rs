@@ -85,8 +85,8 @@ impl Http {
     pub(crate) fn same_body(&self, of_limiter: &[Policy]) -> Result<SameBody, ConfigError> {
         let limits = [&self.first].into_iter().chain(&self.options.others).map(Limit::own_policies);
         [of_limiter].into_iter().chain(limits).try_for_each(check_kept_bodies)?;
-        self.tables.as_ref().map_or(Ok(()), |tables| tables.keep_bodies())?;
-        Ok(SameBody(self.clone()))
+        let tables = self.tables.as_deref().map(Tables::keeping_bodies).transpose()?.map(Arc::new);
+        Ok(SameBody(Self { tables, ..self.clone() }))
     }
 
     // The draft is changed in its place: to move it costs more than to change it.

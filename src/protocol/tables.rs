@@ -1,6 +1,6 @@
 //! The policy tables of a layer: whether they suit it, and whether requests have names that are not in them.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use crate::{
     error::ConfigError,
@@ -36,28 +36,24 @@ impl Tables {
             let choosing =
                 limits.iter().filter(|limit| limit.tables().any(|of_limit| of_limit.is_same(table)));
             let limits = choosing.map(|limit| limit.constant_costs()).collect();
-            let of_layer =
-                Arc::new(TableUse { fixed: fixed.to_vec(), limits, clamps, keeps_bodies: false.into() });
+            let of_layer = Arc::new(TableUse { fixed: fixed.to_vec(), limits, clamps, keeps_bodies: false });
             table.use_by(&of_layer)?;
             tables.push((table.clone(), of_layer));
         }
         Ok((!tables.is_empty()).then(|| Self { limiter: limiter.clone(), tables }))
     }
 
-    /// States that a layer with these tables keeps the types of bodies.
+    /// Returns the same tables for a layer that keeps the types of bodies.
     ///
     /// # Errors
     ///
     /// Returns [`ConfigError::InvalidTier`] if a tier has a policy in flight.
-    pub(crate) fn keep_bodies(&self) -> Result<(), ConfigError> {
-        self.tables.iter().try_for_each(|(table, of_layer)| {
-            of_layer.keeps_bodies.store(true, Ordering::Relaxed);
-            let outcome = table.use_by(of_layer);
-            if outcome.is_err() {
-                of_layer.keeps_bodies.store(false, Ordering::Relaxed);
-            }
-            outcome
-        })
+    pub(crate) fn keeping_bodies(&self) -> Result<Self, ConfigError> {
+        let tables = self.tables.iter().map(|(table, of_layer)| {
+            let of_layer = Arc::new(TableUse { keeps_bodies: true, ..TableUse::clone(of_layer) });
+            table.use_by(&of_layer).map(|()| (table.clone(), of_layer))
+        });
+        Ok(Self { limiter: self.limiter.clone(), tables: tables.collect::<Result<_, _>>()? })
     }
 
     /// Warns, once, about a problem of each change of a table, and about the name of a request that is not in a table.

@@ -10,8 +10,9 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Wait,
-    backend::{Purpose, Reason},
+    Algorithm, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection,
+    Wait,
+    backend::{Backend, BackendError, Check, Purpose, Reason},
     by,
     learn::{Learned, Learning, Stated, StatedQuota},
     policy::{Period, Zone},
@@ -265,6 +266,36 @@ async fn layer_blocks_gate_after_denial_of_api() {
     let mut client = ServiceBuilder::new().layer(RateLimitLayer::new(limits, protocol)).service(api);
     assert_eq!(client.ready().await.unwrap().call(Request::new(())).await.unwrap().status(), 503);
     assert_eq!(blocked_for(&other_process), Wait::For(5 * SECOND));
+}
+
+/// A backend that takes a second for each check.
+struct Slow(MemoryBackend);
+
+impl Backend for Slow {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        tokio::time::sleep(SECOND).await;
+        self.0.check(check).await
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_until_layer_has_learned() {
+    let (memory, calls) = (MemoryBackend::new(), policy("calls", 100, MINUTE));
+    let slow = Limiter::builder(Slow(memory.clone())).policy(calls.clone()).learn(learning());
+    let slow = slow.deadline(10 * SECOND).build().unwrap();
+    let protocol =
+        by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
+    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let mut client = ServiceBuilder::new().layer(WaitLayer::new(slow.clone(), protocol)).service(service);
+    client.ready().await.unwrap().call(Request::new(())).await.unwrap();
+    let other_process = limiter(memory, &[calls], learning());
+    assert_eq!(remaining(&other_process, "calls"), 99);
+    slow.drain().await;
+    assert_eq!(remaining(&other_process, "calls"), 7);
 }
 
 #[tokio::test]

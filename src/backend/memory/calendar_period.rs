@@ -12,6 +12,7 @@ use crate::{
 const MAX_USED: u64 = (1 << 33) - 1;
 
 /// The usage of one partition key under one policy in a calendar period.
+#[derive(Clone, Copy)]
 pub(super) struct CalendarPeriod {
     /// That of the charges of the period.
     generation: Generation,
@@ -28,13 +29,11 @@ pub(super) struct CalendarPeriod {
 pub(super) struct CalendarPeriodReading {
     /// The clock as read.
     clock: u64,
-    /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
-    now: u64,
-    begin: u64,
     /// The end of the period, as of the policy that reads it.
     end: u64,
-    kept_until: u64,
-    used: u64,
+    /// The usage after a charge of nothing now. Its last instant is that of the pair: the clock, or the last charge's instant while the
+    /// clock is behind it.
+    usage: CalendarPeriod,
 }
 
 impl Count for CalendarPeriod {
@@ -44,31 +43,23 @@ impl Count for CalendarPeriod {
     type Instant = CalendarPeriodReading;
 
     fn read(&self, clock: u64, policy: &Policy) -> CalendarPeriodReading {
-        let Self { last, begin, end, used, .. } = *self;
+        let Self { last, begin, end, .. } = *self;
         let period = policy.period_at(clock);
-        let new = CalendarPeriodReading {
-            clock,
-            now: clock,
-            begin: period.start,
-            end: period.end,
-            kept_until: period.end,
-            used: 0,
-        };
-        match monotonic_instant(clock, last, end - begin) {
-            None => new,
-            Some(now) if now > clock => {
-                CalendarPeriodReading { now, begin, end, kept_until: end, used, ..new }
-            }
+        let new = Self { last: clock, begin: period.start, end: period.end, ..Self::EMPTY };
+        let (end, usage) = match monotonic_instant(clock, last, end - begin) {
+            None => (period.end, new),
+            Some(now) if now > clock => (end, *self),
             // A later begin starts a period only if nothing was charged since. Otherwise, policies with other begins would start
             // several periods in one.
-            Some(_) if period.start > begin && period.start > last => new,
+            Some(_) if period.start > begin && period.start > last => (period.end, new),
             Some(_) => {
                 if period.start < begin {
                     observe::earlier_period(policy);
                 }
-                CalendarPeriodReading { begin, kept_until: end.max(period.end), used, ..new }
+                (period.end, Self { last: clock, end: end.max(period.end), ..*self })
             }
-        }
+        };
+        CalendarPeriodReading { clock, end, usage }
     }
 
     fn instant(reading: &CalendarPeriodReading) -> CalendarPeriodReading {
@@ -76,10 +67,9 @@ impl Count for CalendarPeriod {
     }
 
     fn charge(&mut self, reading: CalendarPeriodReading, cost: u32) {
-        let CalendarPeriodReading { now, begin, kept_until, used, .. } = reading;
-        let generation = if used == 0 { Generation::NONE } else { self.generation };
-        *self =
-            Self { generation, last: now, begin, end: kept_until, used: reading.used_after(u64::from(cost)) };
+        let CalendarPeriod { generation, used, .. } = reading.usage;
+        let generation = if used == 0 { Generation::NONE } else { generation };
+        *self = Self { generation, used: reading.used_after(u64::from(cost)), ..reading.usage };
     }
 
     fn receipt(&mut self, _: CalendarPeriodReading, generations: &Generations) -> Receipt {
@@ -100,7 +90,7 @@ impl Count for CalendarPeriod {
 
 impl CalendarPeriodReading {
     fn used_after(&self, units: u64) -> u64 {
-        (self.used + units).min(MAX_USED)
+        (self.usage.used + units).min(MAX_USED)
     }
 }
 
@@ -110,19 +100,11 @@ impl UsageReading for CalendarPeriodReading {
     }
 
     fn used(&self) -> u64 {
-        self.used
-    }
-
-    fn uses_at_most(&self, units: u64) -> bool {
-        self.used <= units
-    }
-
-    fn has_room(&self) -> bool {
-        true
+        self.usage.used
     }
 
     fn falls_to(&self, units: u64) -> u64 {
-        if self.uses_at_most(units) { self.now } else { self.end }
+        if self.uses_at_most(units) { self.usage.last } else { self.end }
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {

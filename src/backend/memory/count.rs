@@ -26,11 +26,13 @@ pub(super) trait Count: Sized {
     /// Charges a cost at the instant of a reading, and drops expired charges. If nothing is used, a generation begins.
     fn charge(&mut self, instant: Self::Instant, cost: u32);
 
-    /// Returns the receipt of the last charge, which was made at this instant.
-    fn receipt(&mut self, instant: Self::Instant, generations: &Generations) -> Receipt;
+    /// Returns the receipt of the last charge, which was made at this instant. None by default: no settlement changes such a charge.
+    fn receipt(&mut self, _: Self::Instant, _: &Generations) -> Receipt {
+        Receipt::NO_CHARGE
+    }
 
-    /// Refunds units of a charge, at most those that are recorded, if the charge still counts.
-    fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32);
+    /// Refunds units of a charge, at most those that are recorded, if the charge still counts. Nothing by default.
+    fn refund(&mut self, _clock: u64, _: &Policy, _: Receipt, _units: u32) {}
 
     /// Returns the instant from which on no charge counts.
     fn idle_at(&self, policy: &Policy) -> u64;
@@ -55,10 +57,16 @@ pub(super) trait UsageReading {
     fn used(&self) -> u64;
 
     /// Returns whether no more than these units are used.
-    fn uses_at_most(&self, units: u64) -> bool;
+    #[inline]
+    fn uses_at_most(&self, units: u64) -> bool {
+        self.used() <= units
+    }
 
-    /// Returns whether one more charge can be recorded.
-    fn has_room(&self) -> bool;
+    /// Returns whether one more charge can be recorded. True by default.
+    #[inline]
+    fn has_room(&self) -> bool {
+        true
+    }
 
     /// Returns the first instant at which no more than these units are used, or `u64::MAX` if it is not known.
     fn falls_to(&self, units: u64) -> u64;

@@ -1,11 +1,7 @@
 //! The count of a gate: the instant until which it blocks. Only an overage charges it.
 
 use super::count::{Count, Forecast, UsageReading};
-use crate::{
-    backend::generation::Generations,
-    check::Receipt,
-    policy::{BLOCK_UNIT, Policy},
-};
+use crate::policy::{BLOCK_UNIT, Policy};
 
 /// A gate of one partition key.
 pub(super) struct Gate {
@@ -50,12 +46,6 @@ impl Count for Gate {
         self.until = reading.until_after(units.into());
     }
 
-    fn receipt(&mut self, _: GateReading, _: &Generations) -> Receipt {
-        Receipt::NO_CHARGE
-    }
-
-    fn refund(&mut self, _: u64, _: &Policy, _: Receipt, _: u32) {}
-
     fn idle_at(&self, _: &Policy) -> u64 {
         self.until
     }
@@ -73,10 +63,6 @@ impl UsageReading for GateReading {
 
     fn uses_at_most(&self, _: u64) -> bool {
         self.until <= self.clock
-    }
-
-    fn has_room(&self) -> bool {
-        true
     }
 
     fn falls_to(&self, _: u64) -> u64 {

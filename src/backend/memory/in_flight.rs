@@ -1,7 +1,7 @@
 //! The count of a policy in flight: the units that requests hold. A release returns them.
 
 use super::count::{Count, Forecast, UsageReading};
-use crate::{backend::generation::Generations, check::Receipt, policy::Policy};
+use crate::policy::Policy;
 
 /// The units that requests of one partition key hold.
 pub(super) struct InFlight {
@@ -39,12 +39,6 @@ impl Count for InFlight {
         self.held += u64::from(units);
     }
 
-    fn receipt(&mut self, _: InFlightReading, _: &Generations) -> Receipt {
-        Receipt::NO_CHARGE
-    }
-
-    fn refund(&mut self, _: u64, _: &Policy, _: Receipt, _: u32) {}
-
     fn idle_at(&self, _: &Policy) -> u64 {
         if self.held > 0 { u64::MAX } else { 0 }
     }
@@ -57,14 +51,6 @@ impl UsageReading for InFlightReading {
 
     fn used(&self) -> u64 {
         self.held
-    }
-
-    fn uses_at_most(&self, units: u64) -> bool {
-        self.held <= units
-    }
-
-    fn has_room(&self) -> bool {
-        true
     }
 
     /// It is not known.

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     backend::{Backend, BackendError},
-    check::{Check, Namespace, PairRef, Purpose, Refund},
+    check::{Check, Namespace, Pair, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
     policy::for_each_type,
@@ -164,14 +164,17 @@ impl MemoryBackend {
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        if let [pair] = pairs {
-            let decision = self.0.decide_key(namespace, pairs, purpose)?;
-            return Some(self.0.with_single_hold(namespace, *pair, purpose, decision));
-        }
-        if pairs.iter().any(|pair| pair.policy.properties().is_held) {
+        let is_held = pairs.iter().any(|pair| pair.policy.properties().is_held);
+        if is_held && pairs.len() > 1 {
             return None;
         }
-        self.0.decide_key(namespace, pairs, purpose)
+        let decision = self.0.decide_key(namespace, pairs, purpose)?;
+        if !is_held || !decision.is_admitted() {
+            return Some(decision);
+        }
+        let owned = pairs.iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), pair.cost));
+        let check = Check::from_valid_pairs(namespace.clone(), owned.collect()).with_purpose(purpose);
+        Some(self.0.with_hold(&check, decision))
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {

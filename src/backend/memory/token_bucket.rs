@@ -122,10 +122,6 @@ impl UsageReading for TokenBucketReading {
         self.used <= units.saturating_mul(self.parts)
     }
 
-    fn has_room(&self) -> bool {
-        true
-    }
-
     fn falls_to(&self, units: u64) -> u64 {
         self.falls_from(self.used, units)
     }

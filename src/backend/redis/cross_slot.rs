@@ -451,10 +451,7 @@ fn decision<'a, P: AsRef<[usize]>>(
     };
     let statuses = (0..check.pairs().len()).map(|index| pairs.remove(&index).map(|(status, _)| status));
     let decision = Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check);
-    match Hold::of_all(holds) {
-        Some(hold) => decision.with_hold(hold),
-        None => decision,
-    }
+    if holds.is_empty() { decision } else { decision.with_hold(Hold::from_units(holds)) }
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.

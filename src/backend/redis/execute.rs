@@ -73,10 +73,11 @@ impl RedisBackend {
         // A single server, too, may show that it is in cluster mode.
         let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
         let in_group = |slot| if needs_slots { slot } else { 0 };
-        let acquiring = self.holder.acquire(check, &self.names, in_group, || self.call_sender())?;
-        let acquisition = acquiring.as_ref().map(|acquiring| &acquiring.acquisition);
+        let acquired = self.holder.acquire(check, &self.names, in_group, || self.call_sender())?;
+        let (acquisition, numbers) = acquired.unzip();
         let (generation, at_micros) = (self.generations.draw(), self.injected_micros());
-        let mut call = Call::check(check, &self.names, generation, acquisition, at_micros);
+        let acquisition = acquisition.unwrap_or_default();
+        let mut call = Call::check(check, &self.names, generation, &acquisition, at_micros);
         let charges =
             !matches!(check.purpose(), Purpose::Peek | Purpose::Overage | Purpose::LeaveAtMost { .. });
         // A peek after the deadline does no harm.
@@ -100,8 +101,8 @@ impl RedisBackend {
             }
             Err(error) => Err(error),
         };
-        let decision = match acquiring {
-            Some(acquiring) => acquiring.complete(check, decision),
+        let decision = match numbers {
+            Some(numbers) => numbers.complete(check, decision),
             None => decision,
         };
         if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
@@ -141,8 +142,7 @@ impl RedisBackend {
 
     /// Changes what a holder holds of some pairs.
     async fn change_held(&self, holder: u64, call: &HoldCall) -> HeldLists {
-        let pairs = call.pairs.iter().map(|(_, keys, changes)| (keys, changes));
-        let mut script = Call::hold(holder, pairs, self.injected_micros());
+        let mut script = Call::hold(holder, &call.pairs, self.injected_micros());
         let end = call.sent + call.timeout;
         let command = Command::Script(&self.scripts.hold, &mut script);
         let reply = timeout_at(end, self.change_in_slot(call.slot, command, self.on_server(Some(end)))).await;

@@ -59,30 +59,9 @@ impl KeyNames {
     /// length is fixed: no input of a client can close the braces or fill the memory. Without a secret, a client can choose the slot.
     ///
     /// Different pairs have different keys: a namespace contains no brace, a unit ends its number, and the name is the rest.
+    ///
+    /// With a holder, the key of its numbers is before that of each pair in flight.
     pub(super) fn keys<'a>(
-        &self,
-        namespace: &str,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Keys {
-        self.keys_of(namespace, pairs, None)
-    }
-
-    /// Returns the keys of the pairs of a check: before that of a pair in flight, the key of the numbers of this holder.
-    pub(super) fn keys_with_numbers<'a>(
-        &self,
-        namespace: &str,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-        holder: u64,
-    ) -> Keys {
-        self.keys_of(namespace, pairs, Some(holder))
-    }
-
-    /// Adds the key of the newest answer of a pair. No pair has such a key: no window begins with this mark.
-    pub(super) fn push_answer(&self, keys: &mut Keys, namespace: &str, Pair { key, policy, .. }: &Pair) {
-        keys.push_marked(namespace, self.tag(key), b"~", policy);
-    }
-
-    fn keys_of<'a>(
         &self,
         namespace: &str,
         pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
@@ -105,9 +84,14 @@ impl KeyNames {
         keys
     }
 
+    /// Adds the key of the newest answer of a pair. No pair has such a key: no window begins with this mark.
+    pub(super) fn push_answer(&self, keys: &mut Keys, namespace: &str, Pair { key, policy, .. }: &Pair) {
+        keys.push_marked(namespace, self.tag(key), b"~", policy);
+    }
+
     /// Returns the key of one pair.
     pub(super) fn key(&self, namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
-        let keys = self.keys(namespace, [(partition, policy)].into_iter());
+        let keys = self.keys(namespace, [(partition, policy)].into_iter(), None);
         String::from_utf8_lossy(&keys.text).into_owned()
     }
 
@@ -148,7 +132,7 @@ impl KeyNames {
 }
 
 /// The names of some keys in Redis, as arguments of a command. A usual name needs no allocation.
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Keys {
     /// The names, one after the other.
     text: SmallVec<[u8; 96]>,
@@ -294,7 +278,7 @@ mod tests {
             (&bob, &policies[4]),
         ];
         let names = KeyNames::default();
-        let keys = names.keys("tsw", pairs.into_iter());
+        let keys = names.keys("tsw", pairs.into_iter(), None);
         let texts: Vec<_> = keys.iter().map(|key| str::from_utf8(key).unwrap()).collect();
         assert_eq!(
             texts,

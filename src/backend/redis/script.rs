@@ -238,7 +238,7 @@ impl Call {
         check: &Check,
         names: &KeyNames,
         generation: u64,
-        acquisition: Option<&Acquisition>,
+        acquisition: &Acquisition,
         at_micros: Option<u64>,
     ) -> Self {
         let (mut pairs, mut periods) = (Packed::from_slice(&NO_DEADLINE), Periods::default());
@@ -271,8 +271,7 @@ impl Call {
             _ => None,
         };
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
-        let holder = acquisition.map_or(0, |of| of.holder);
-        let mut keys = names.keys_with_numbers(check.namespace(), ordered, holder);
+        let mut keys = names.keys(check.namespace(), ordered, Some(acquisition.holder));
         if let (Purpose::LeaveAtMost { .. }, [pair]) = (check.purpose(), check.pairs()) {
             names.push_answer(&mut keys, check.namespace(), pair);
         }
@@ -290,7 +289,7 @@ impl Call {
             push_refund(&mut pairs, *units, policy, receipt);
         }
         let keys =
-            names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+            names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)), None);
         Self { keys, pairs, at_micros, ..Self::default() }
     }
 
@@ -327,7 +326,8 @@ impl Call {
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
     pub(super) fn reset(pairs: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
-        let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        let of_pairs = pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+        let keys = names.keys(pairs.namespace(), of_pairs, None);
         Self { keys, pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() }
     }
 

@@ -13,7 +13,7 @@ const LENGTH: usize = 22;
 
 /// A hash tag, the text between the braces of a key, in base64url: 128 bits of the hash of a partition key, and then the version of
 /// the storage format. The hash is the first half of a SHA-256, or of an HMAC-SHA-256 under the secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Tag([u8; LENGTH]);
 
 impl Tag {

@@ -17,12 +17,12 @@ use tokio::{
 };
 
 use super::{
-    keys::KeyNames,
-    script::acquisition::{Acquisition, HeldNumber},
+    keys::{KeyNames, Keys},
+    script::acquisition::Acquisition,
 };
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, MAX_PAIRS, Pair, Purpose},
+    check::{Check, Pair, Purpose},
     decision::Decision,
     hold::{Hold, ReleaseOnDrop},
     lock::Lock,
@@ -32,12 +32,10 @@ use crate::{
 mod pairs;
 #[cfg(test)]
 mod simulation;
-mod state;
 mod thread;
 
 pub(super) use pairs::HoldCall;
-use pairs::PairId;
-use state::HolderState;
+use thread::HolderState;
 pub(super) use thread::{HeldLists, SendCall};
 
 /// How long after its deadline a check usually cannot run any longer. The number of one that runs even later is released by the next
@@ -47,19 +45,15 @@ const LATENESS: Duration = Duration::from_millis(50);
 /// The holder of a backend: its identity in Redis, and its units. The thread ends after this is dropped, when all units are released.
 pub(super) struct Holder(Arc<HolderState>);
 
-/// The numbers of a check that is in progress. If it is dropped without a reply, they are released after the deadline.
-pub(super) struct Acquiring {
+/// The numbers of a check, and after its admission its units. Dropping this releases them: those of a check without a reply after its
+/// deadline.
+pub(super) struct HeldNumbers {
     state: Arc<HolderState>,
-    pub(super) acquisition: Acquisition,
-    numbers: SmallVec<[(usize, PairId, HeldNumber); 1]>,
+    /// Of each pair that is held: its index in the check, its keys, and the index of its number.
+    numbers: SmallVec<[(usize, Arc<Keys>, u32); 1]>,
     sent: Instant,
+    /// `None` if the check has a reply.
     deadline: Option<Instant>,
-}
-
-/// The units of an admitted check.
-struct RedisUnits {
-    state: Arc<HolderState>,
-    numbers: SmallVec<[(PairId, u32); 1]>,
 }
 
 impl Holder {
@@ -84,39 +78,31 @@ impl Holder {
         names: &KeyNames,
         slot: impl Fn(u16) -> u16,
         sender: impl FnOnce() -> SendCall,
-    ) -> Result<Option<Acquiring>, BackendError> {
+    ) -> Result<Option<(Acquisition, HeldNumbers)>, BackendError> {
         let is_held = |(_, pair): &(usize, &Pair)| {
             pair.policy.properties().is_held && pair.borrowed().is_chargeable(check.purpose())
         };
-        if check.purpose() == Purpose::Peek || !check.pairs().iter().enumerate().any(|pair| is_held(&pair)) {
+        let mut held = check.pairs().iter().enumerate().filter(is_held).peekable();
+        if check.purpose() == Purpose::Peek || held.peek().is_none() {
             return Ok(None);
         }
         self.start(sender)?;
-        let state = &self.0;
-        let mut acquiring = Acquiring {
-            state: state.clone(),
-            acquisition: Acquisition {
-                holder: state.id,
-                numbers: [HeldNumber::default(); MAX_PAIRS],
-                alone: 0,
-            },
-            numbers: SmallVec::new(),
-            // Nothing is sent yet. If a draw fails, dropping it forgets the others.
-            sent: Instant::now(),
-            deadline: None,
-        };
-        for (i, pair) in check.pairs().iter().enumerate().filter(is_held) {
+        let state = self.0.clone();
+        let deadline = check.deadline().unwrap_or_else(|| Instant::now() + Duration::from_secs(60));
+        let mut acquisition = Acquisition { holder: state.id, ..Acquisition::default() };
+        let mut numbers =
+            HeldNumbers { state, numbers: SmallVec::new(), sent: Instant::now(), deadline: Some(deadline) };
+        for (i, pair) in held {
             let of_pair = iter::once((&pair.key, &pair.policy));
-            let keys = names.keys_with_numbers(check.namespace(), of_pair, state.id);
+            let keys = Arc::new(names.keys(check.namespace(), of_pair, Some(acquisition.holder)));
             let slot = slot(keys.slot());
-            let (id, number, is_alone) = state.pairs.lock().draw(keys, slot, check.scope(), pair)?;
-            acquiring.acquisition.numbers[i] = number;
-            acquiring.acquisition.alone |= u8::from(is_alone) << i;
-            acquiring.numbers.push((i, id, number));
+            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair);
+            // If it fails, nothing is sent.
+            let drawn = drawn.inspect_err(|_| numbers.forget())?;
+            acquisition.numbers[i] = drawn;
+            numbers.numbers.push((i, keys, drawn.0.index));
         }
-        acquiring.deadline =
-            Some(check.deadline().unwrap_or_else(|| Instant::now() + Duration::from_secs(60)));
-        Ok(Some(acquiring))
+        Ok(Some((acquisition, numbers)))
     }
 
     /// Returns the number of units that the store did not hold, although their requests ran.
@@ -129,7 +115,7 @@ impl Holder {
         let Some(end) = self.0.pairs.lock().last_release_ends() else { return };
         while Instant::now() < end {
             let completed = self.0.completed.notified();
-            if !self.0.pairs.lock().is_releasing() {
+            if self.0.pairs.lock().last_release_ends().is_none() {
                 return;
             }
             // A release that is given up ends no call.
@@ -156,78 +142,69 @@ impl Drop for Holder {
     }
 }
 
-impl Acquiring {
+impl HeldNumbers {
     /// Returns the outcome of the check, with the units that it holds. Numbers whose fate is unknown are released.
     pub(super) fn complete(
         mut self,
         check: &Check,
         outcome: Result<Decision, BackendError>,
     ) -> Result<Decision, BackendError> {
-        let decision = match outcome {
-            Ok(decision) => decision,
-            Err(error) => {
-                // It has not run.
-                if !error.was_asked()
-                    || matches!(
-                        error.reason(),
-                        Reason::DeadlineExceeded | Reason::Full | Reason::ForeignValue
-                    )
-                {
-                    self.deadline = None;
-                }
-                return Err(error);
-            }
+        let has_not_run = |error: &BackendError| {
+            let reason = error.reason();
+            !error.was_asked()
+                || matches!(reason, Reason::DeadlineExceeded | Reason::Full | Reason::ForeignValue)
         };
-        let charged = decision.charged_check(check.clone());
-        let mut units = SmallVec::new();
-        let mut pairs = self.state.pairs.lock();
-        for (i, id, number) in self.numbers.drain(..) {
-            match decision.held_pairs(&charged).find(|(index, _)| *index == i) {
-                Some((_, pair)) => {
-                    pairs.confirm(id, number.index, pair.cost, self.sent);
-                    units.push((id, number.index));
-                }
-                None => pairs.forget(id, number.index),
+        let decision = outcome.inspect_err(|error| {
+            if has_not_run(error) {
+                self.forget();
             }
-        }
+        })?;
+        let charged = decision.charged_check(check.clone());
+        let Self { state, numbers, sent, deadline } = &mut self;
+        *deadline = None;
+        let mut pairs = state.pairs.lock();
+        numbers.retain(|(i, keys, index)| {
+            let held = decision.held_pairs(&charged).find(|(held, _)| held == i);
+            match held {
+                Some((_, pair)) => pairs.confirm(keys, *index, pair.cost, *sent),
+                None => pairs.forget(keys, *index),
+            }
+            held.is_some()
+        });
         drop(pairs);
-        if units.is_empty() {
+        if numbers.is_empty() {
             return Ok(decision);
         }
-        self.state.changed.notify_one();
-        Ok(decision.with_hold(Hold::from_units(RedisUnits { state: self.state.clone(), numbers: units })))
+        state.changed.notify_one();
+        Ok(decision.with_hold(Hold::from_units(self)))
+    }
+
+    /// Notes that the check holds nothing.
+    fn forget(&mut self) {
+        let mut pairs = self.state.pairs.lock();
+        for (_, keys, index) in self.numbers.drain(..) {
+            pairs.forget(&keys, index);
+        }
     }
 }
 
-impl Drop for Acquiring {
+impl ReleaseOnDrop for HeldNumbers {
+    fn was_interrupted(&self) -> bool {
+        let pairs = self.state.pairs.lock();
+        self.numbers.iter().any(|(_, keys, index)| pairs.was_interrupted(keys, *index))
+    }
+}
+
+impl Drop for HeldNumbers {
     fn drop(&mut self) {
         if self.numbers.is_empty() {
             return;
         }
+        let now = Instant::now();
+        let from = self.deadline.map_or(now, |deadline| deadline.max(now) + LATENESS);
         let mut pairs = self.state.pairs.lock();
-        for (_, id, number) in &self.numbers {
-            match self.deadline {
-                Some(deadline) => pairs.release(*id, number.index, deadline.max(Instant::now()) + LATENESS),
-                None => pairs.forget(*id, number.index),
-            }
-        }
-        drop(pairs);
-        self.state.changed.notify_one();
-    }
-}
-
-impl ReleaseOnDrop for RedisUnits {
-    fn was_interrupted(&self) -> bool {
-        let pairs = self.state.pairs.lock();
-        self.numbers.iter().any(|(id, index)| pairs.was_interrupted(*id, *index))
-    }
-}
-
-impl Drop for RedisUnits {
-    fn drop(&mut self) {
-        let (now, mut pairs) = (Instant::now(), self.state.pairs.lock());
-        for (id, index) in &self.numbers {
-            pairs.release(*id, *index, now);
+        for (_, keys, index) in &self.numbers {
+            pairs.release(keys, *index, from);
         }
         drop(pairs);
         self.state.changed.notify_one();

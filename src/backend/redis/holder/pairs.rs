@@ -10,8 +10,9 @@
 //! At most one call changes a pair at a time, so a release never overtakes a restoration.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     iter, mem,
+    sync::Arc,
     time::Duration,
 };
 
@@ -44,15 +45,11 @@ const MAX_CALLS: usize = 8;
 /// The pause after a call that has failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(crate) type PairId = u64;
-
-/// All pairs of which this process holds units.
+/// All pairs of which this process holds units, each by its keys: that of the numbers, and that of the entries.
 #[derive(Default)]
 pub(super) struct HeldPairs {
-    by_key: HashMap<Keys, PairId>,
-    pairs: HashMap<PairId, HeldPair>,
+    pairs: HashMap<Arc<Keys>, HeldPair>,
     groups: HashMap<u16, Group>,
-    next_id: PairId,
     /// That of all pairs, so that a pair which is held again has other numbers than before.
     last_number: u32,
 }
@@ -60,24 +57,21 @@ pub(super) struct HeldPairs {
 /// The pairs of one slot, or of a server without slots.
 #[derive(Default)]
 struct Group {
-    /// The pairs that may have changes to send now.
-    ready: VecDeque<PairId>,
-    /// When each other pair has a change to send.
-    timers: BTreeSet<(Instant, PairId)>,
+    /// When each pair that is in no call has a change to send.
+    timers: BTreeSet<(Instant, Arc<Keys>)>,
     calls: usize,
     paused_until: Option<Instant>,
 }
 
 struct HeldPair {
-    /// That of the numbers, and that of the entries.
-    keys: Keys,
     slot: u16,
     namespace: Namespace,
     key: PartitionKey,
     policy: Policy,
-    units: Vec<Unit>,
+    /// By the index of their numbers.
+    units: BTreeMap<u32, Unit>,
+    /// The other indices, up to the largest that was in use.
     free: BTreeSet<u32>,
-    held: usize,
     /// The indices of the numbers to release, each with the instant from which on it is: those of ended requests, and those that only the
     /// store knows.
     releasing: BTreeSet<(Instant, u32)>,
@@ -95,7 +89,6 @@ struct HeldPair {
     /// When the last call was sent that has extended the entry.
     extended: Instant,
     is_in_call: bool,
-    is_ready: bool,
     timer: Option<Instant>,
 }
 
@@ -105,16 +98,13 @@ struct Unit {
     was_interrupted: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum UnitState {
-    Free,
     Waiting,
     /// Since this instant.
     Held(Instant),
-    Releasing {
-        from: Instant,
-        until: Instant,
-    },
+    /// From this instant on.
+    Releasing(Instant),
 }
 
 /// A call that is due.
@@ -123,7 +113,7 @@ pub(crate) struct HoldCall {
     pub(crate) sent: Instant,
     /// How long it may take.
     pub(crate) timeout: Duration,
-    pub(crate) pairs: Vec<(PairId, Keys, HoldChanges)>,
+    pub(crate) pairs: Vec<(Arc<Keys>, HoldChanges)>,
 }
 
 /// What a call has changed.
@@ -138,46 +128,35 @@ impl HeldPairs {
     /// Draws a number of a pair for a check that is about to be sent. Also returns whether it is the only one.
     pub(super) fn draw(
         &mut self,
-        keys: Keys,
+        keys: &Arc<Keys>,
         slot: u16,
         namespace: &Namespace,
         pair: &Pair,
-    ) -> Result<(PairId, HeldNumber, bool), BackendError> {
-        let id = match self.by_key.get(&keys) {
-            Some(id) => *id,
-            None => {
-                self.next_id += 1;
-                self.by_key.insert(keys.clone(), self.next_id);
-                let held = HeldPair::new(keys, slot, namespace, pair);
-                self.pairs.insert(self.next_id, held);
-                self.next_id
-            }
-        };
-        let Some(held) = self.pairs.get_mut(&id) else { return Err(BackendError::new(Reason::Other)) };
+    ) -> Result<(HeldNumber, bool), BackendError> {
+        let held = self.pairs.entry(keys.clone()).or_insert_with(|| HeldPair::new(slot, namespace, pair));
         // A reload may change the hold time.
         held.policy = pair.policy.clone();
         // A call may subtract what such a charge has corrected.
-        let is_alone = held.free.len() == held.units.len() && !held.is_in_call;
+        let is_alone = held.units.is_empty() && !held.is_in_call;
         self.last_number = self.last_number.wrapping_add(1).max(1);
         let number = held.draw(self.last_number, pair.cost)?;
         if is_alone {
             (held.alone, held.surplus) = (Some(number.index), 0);
         }
-        Ok((id, number, is_alone))
+        Ok((number, is_alone))
     }
 
     /// Notes that a check which was sent at this instant holds a number, with these units.
-    pub(super) fn confirm(&mut self, id: PairId, index: u32, units: u32, sent: Instant) {
-        self.change(id, |pair| {
+    pub(super) fn confirm(&mut self, keys: &Arc<Keys>, index: u32, units: u32, sent: Instant) {
+        self.change(keys, |pair| {
             if sent >= pair.extended + pair.hold_time() {
                 // The entry had ended before this check extended it.
-                let held = pair.units.iter_mut().filter(|unit| matches!(unit.state, UnitState::Held(_)));
+                let held = pair.units.values_mut().filter(|unit| matches!(unit.state, UnitState::Held(_)));
                 held.for_each(|unit| unit.was_interrupted = true);
             }
             pair.resolve(index, Instant::now());
-            let Some(unit) = pair.units.get_mut(index as usize) else { return };
+            let Some(unit) = pair.units.get_mut(&index) else { return };
             (unit.state, unit.number.units) = (UnitState::Held(Instant::now()), units);
-            pair.held += 1;
             pair.extended = pair.extended.max(sent);
             let due = sent + pair.third();
             pair.renew_at = Some(pair.renew_at.map_or(due, |at| at.min(due)));
@@ -185,53 +164,62 @@ impl HeldPairs {
     }
 
     /// Notes that a check holds nothing.
-    pub(super) fn forget(&mut self, id: PairId, index: u32) {
-        self.change(id, |pair| pair.make_free(index));
+    pub(super) fn forget(&mut self, keys: &Arc<Keys>, index: u32) {
+        self.change(keys, |pair| pair.make_free(index));
     }
 
     /// Releases a number, from this instant on.
-    pub(super) fn release(&mut self, id: PairId, index: u32, from: Instant) {
-        self.change(id, |pair| pair.release(index, from));
+    pub(super) fn release(&mut self, keys: &Arc<Keys>, index: u32, from: Instant) {
+        self.change(keys, |pair| pair.release(index, from));
     }
 
     /// Returns whether the store may not have held a unit all the time.
-    pub(super) fn was_interrupted(&self, id: PairId, index: u32) -> bool {
-        self.pairs.get(&id).is_none_or(|pair| {
-            let unit = pair.units.get(index as usize);
+    pub(super) fn was_interrupted(&self, keys: &Arc<Keys>, index: u32) -> bool {
+        self.pairs.get(keys).is_none_or(|pair| {
+            let unit = pair.units.get(&index);
             unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.extended + pair.hold_time()
         })
     }
 
     /// Returns the calls that are due now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<HoldCall> {
-        let (mut calls, mut unused) = (Vec::new(), Vec::new());
-        let Self { pairs, groups, .. } = self;
-        for (slot, group) in
-            groups.iter_mut().filter(|(_, group)| group.paused_until.is_none_or(|until| until <= now))
-        {
-            group.paused_until = None;
-            while let Some((_, id)) = group.timers.first().copied().filter(|(at, _)| *at <= now) {
-                group.timers.pop_first();
-                if let Some(pair) = pairs.get_mut(&id) {
-                    pair.timer = None;
-                    if !mem::replace(&mut pair.is_ready, true) {
-                        group.ready.push_back(id);
-                    }
-                }
-            }
-            while group.calls < MAX_CALLS && !group.ready.is_empty() {
-                let call = group.next_call(*slot, pairs, now, &mut unused);
-                if !call.pairs.is_empty() {
-                    group.calls += 1;
-                    calls.push(call);
-                }
-            }
-        }
-        for id in unused {
-            // It removes the pair.
-            self.change(id, |_| {});
+        self.groups.retain(|_, group| group.calls > 0 || !group.timers.is_empty());
+        let slots: Vec<u16> = self.groups.keys().copied().collect();
+        let mut calls = Vec::new();
+        for slot in slots {
+            calls.extend(iter::from_fn(|| self.next_call(slot, now)));
         }
         calls
+    }
+
+    /// Returns the next call of a group. `None` if none is due.
+    fn next_call(&mut self, slot: u16, now: Instant) -> Option<HoldCall> {
+        let group = self.groups.get(&slot)?;
+        group.next_due().filter(|at| *at <= now)?;
+        let next: Vec<(Instant, Arc<Keys>)> = group.timers.iter().take(MAX_PAIRS).cloned().collect();
+        let mut call = HoldCall { slot, sent: now, timeout: Duration::from_secs(1), pairs: Vec::new() };
+        let (mut room, mut indices) = (MAX_CHANGES, 0);
+        for (at, keys) in next {
+            let (is_due, has_renewals) = (at <= now, indices > 0);
+            if room == 0 || indices >= MAX_INDICES || !is_due && !has_renewals {
+                break;
+            }
+            self.change(&keys, |pair| {
+                // Others are renewed earlier, so that fewer calls are needed.
+                let renews = pair.renew_at.is_some_and(|due| due <= now || has_renewals);
+                if renews {
+                    indices += pair.units.len() + pair.free.len();
+                }
+                if renews || is_due {
+                    pair.join(&keys, &mut call, &mut room, renews);
+                }
+            });
+        }
+        if call.pairs.is_empty() {
+            return None;
+        }
+        self.groups.entry(slot).or_default().calls += 1;
+        Some(call)
     }
 
     /// Learns the outcome of a call: for each pair, the numbers that the store holds.
@@ -247,19 +235,16 @@ impl HeldPairs {
             group.paused_until = failed.map(|_| now + PAUSE);
         }
         let lists = lists.unwrap_or_default().into_iter().chain(iter::repeat_with(|| None));
-        for ((id, _, changes), list) in call.pairs.into_iter().zip(lists) {
-            self.change(id, |pair| {
+        for ((keys, changes), list) in call.pairs.into_iter().zip(lists) {
+            self.change(&keys, |pair| {
                 pair.is_in_call = false;
                 if failed == Some(Reason::CrossSlot) {
                     // Now this is known to be a cluster.
-                    pair.slot = pair.keys.slot();
+                    pair.slot = keys.slot();
                 }
-                match list {
-                    Some(list) => {
-                        pair.not_before = None;
-                        pair.complete(&changes, &list, call.sent, &mut outcome);
-                    }
-                    None => pair.not_before = Some(now + PAUSE),
+                pair.not_before = list.is_none().then(|| now + PAUSE);
+                if let Some(list) = list {
+                    pair.complete(&changes, &list, call.sent, &mut outcome);
                 }
             });
         }
@@ -268,13 +253,7 @@ impl HeldPairs {
 
     /// Returns when the next call is due. `None` if there is none.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let due = self.groups.values().filter(|group| group.calls < MAX_CALLS).filter_map(|group| {
-            let timer = group.timers.first().map(|(at, _)| *at);
-            let ready = (!group.ready.is_empty()).then(Instant::now);
-            let due = timer.into_iter().chain(ready).min()?;
-            Some(group.paused_until.map_or(due, |until| due.max(until)))
-        });
-        due.min()
+        self.groups.values().filter_map(Group::next_due).min()
     }
 
     /// Returns whether this process neither holds a unit, nor waits for one, nor releases one.
@@ -288,109 +267,44 @@ impl HeldPairs {
         self.pairs.values().filter_map(last).max()
     }
 
-    /// Returns whether a release is not confirmed yet.
-    pub(super) fn is_releasing(&self) -> bool {
-        self.pairs.values().any(|pair| !pair.releasing.is_empty())
-    }
-
     /// Changes a pair, and notes when it has changes to send. Removes it if nothing is left.
-    fn change(&mut self, id: PairId, change: impl FnOnce(&mut HeldPair)) {
-        let Self { by_key, pairs, groups, .. } = self;
-        let Some(pair) = pairs.get_mut(&id) else { return };
-        let slot = pair.slot;
-        change(pair);
+    fn change(&mut self, keys: &Arc<Keys>, change: impl FnOnce(&mut HeldPair)) {
+        let Some(pair) = self.pairs.get_mut(keys) else { return };
         if let Some(timer) = pair.timer.take()
-            && let Some(group) = groups.get_mut(&slot)
+            && let Some(group) = self.groups.get_mut(&pair.slot)
         {
-            group.timers.remove(&(timer, id));
+            group.timers.remove(&(timer, keys.clone()));
         }
-        if pair.is_unused() {
-            by_key.remove(&pair.keys);
-            pairs.remove(&id);
-        } else if !pair.is_in_call && !pair.is_ready {
-            let group = groups.entry(pair.slot).or_default();
-            match pair.due_at() {
-                Some(at) if at <= Instant::now() => {
-                    pair.is_ready = true;
-                    group.ready.push_back(id);
-                }
-                Some(at) => {
-                    pair.timer = Some(at);
-                    group.timers.insert((at, id));
-                }
-                None => {}
-            }
+        change(pair);
+        if pair.is_in_call {
+            return;
         }
-        if groups
-            .get(&slot)
-            .is_some_and(|group| group.calls == 0 && group.ready.is_empty() && group.timers.is_empty())
-        {
-            groups.remove(&slot);
+        if pair.units.is_empty() {
+            self.pairs.remove(keys);
+        } else if let Some(at) = pair.due_at() {
+            pair.timer = Some(at);
+            self.groups.entry(pair.slot).or_default().timers.insert((at, keys.clone()));
         }
     }
 }
 
 impl Group {
-    /// Returns the next call. It has no pairs if none is due. Adds the pairs of which nothing is left to `unused`.
-    fn next_call(
-        &mut self,
-        slot: u16,
-        pairs: &mut HashMap<PairId, HeldPair>,
-        now: Instant,
-        unused: &mut Vec<PairId>,
-    ) -> HoldCall {
-        let mut call = HoldCall { slot, sent: now, timeout: Duration::from_secs(1), pairs: Vec::new() };
-        let (mut room, mut indices) = (MAX_CHANGES, 0);
-        while call.pairs.len() < MAX_PAIRS && room > 0 && indices < MAX_INDICES {
-            let Some(id) = self.ready.pop_front() else { break };
-            let Some(pair) = pairs.get_mut(&id) else { continue };
-            pair.is_ready = false;
-            if pair.is_in_call {
-                // Its end makes it ready again.
-                continue;
-            }
-            let is_due = pair.renew_at.is_some_and(|at| at <= now);
-            pair.join(id, &mut call, &mut room, is_due);
-            indices += if is_due { pair.units.len() } else { 0 };
-            if pair.is_unused() {
-                unused.push(id);
-            } else if !pair.is_in_call
-                && let Some(at) = pair.due_at()
-            {
-                pair.timer = Some(at);
-                self.timers.insert((at, id));
-            }
-        }
-        if call.pairs.iter().any(|(_, _, changes)| changes.renews) {
-            // Others are renewed earlier, so that fewer calls are needed.
-            let next: Vec<(Instant, PairId)> =
-                self.timers.iter().take(MAX_PAIRS - call.pairs.len()).copied().collect();
-            for (at, id) in next {
-                let renewed =
-                    pairs.get_mut(&id).filter(|pair| pair.renew_at.is_some() && indices < MAX_INDICES);
-                if let Some(pair) = renewed {
-                    indices += pair.units.len();
-                    self.timers.remove(&(at, id));
-                    pair.timer = None;
-                    pair.join(id, &mut call, &mut room, true);
-                }
-            }
-        }
-        call
+    /// Returns when the next call is due. `None` if there is none, or if too many calls are in flight.
+    fn next_due(&self) -> Option<Instant> {
+        let (at, _) = self.timers.first().filter(|_| self.calls < MAX_CALLS)?;
+        Some(self.paused_until.map_or(*at, |until| until.max(*at)))
     }
 }
 
 impl HeldPair {
-    fn new(keys: Keys, slot: u16, namespace: &Namespace, pair: &Pair) -> Self {
+    fn new(slot: u16, namespace: &Namespace, pair: &Pair) -> Self {
         Self {
-            keys,
             slot,
             namespace: namespace.clone(),
             key: pair.key.clone(),
             policy: pair.policy.clone(),
-            units: Vec::new(),
+            units: BTreeMap::new(),
             free: BTreeSet::new(),
-            held: 0,
             releasing: BTreeSet::new(),
             restoring: BTreeSet::new(),
             surplus: 0,
@@ -400,7 +314,6 @@ impl HeldPair {
             not_before: None,
             extended: Instant::now(),
             is_in_call: false,
-            is_ready: false,
             timer: None,
         }
     }
@@ -420,11 +333,7 @@ impl HeldPair {
             None => return Err(BackendError::new(Reason::Overloaded)),
         };
         let number = HeldNumber { index, number, units };
-        let unit = Unit { number, state: UnitState::Waiting, was_interrupted: false };
-        match self.units.get_mut(index as usize) {
-            Some(free) => *free = unit,
-            None => self.units.push(unit),
-        }
+        self.units.insert(index, Unit { number, state: UnitState::Waiting, was_interrupted: false });
         Ok(number)
     }
 
@@ -437,16 +346,11 @@ impl HeldPair {
 
     fn make_free(&mut self, index: u32) {
         self.resolve(index, Instant::now());
-        let Some(unit) = self.units.get_mut(index as usize) else { return };
-        if let UnitState::Releasing { from, .. } = unit.state {
+        let Some(unit) = self.units.remove(&index) else { return };
+        if let UnitState::Releasing(from) = unit.state {
             self.releasing.remove(&(from, index));
         }
-        unit.state = UnitState::Free;
         self.free.insert(index);
-    }
-
-    fn is_unused(&self) -> bool {
-        self.free.len() == self.units.len() && self.releasing.is_empty() && !self.is_in_call
     }
 
     /// Returns when there is something to send.
@@ -458,27 +362,21 @@ impl HeldPair {
     }
 
     /// Adds the changes that are due to a call, if there are any.
-    fn join(&mut self, id: PairId, call: &mut HoldCall, room: &mut usize, renews: bool) {
+    fn join(&mut self, keys: &Arc<Keys>, call: &mut HoldCall, room: &mut usize, renews: bool) {
+        let hold_time = self.hold_time();
+        let due: Vec<(Instant, u32)> =
+            self.releasing.iter().take_while(|(from, _)| *from <= call.sent).take(*room).copied().collect();
         let mut releases = Vec::new();
-        let due: Vec<u32> = self
-            .releasing
-            .iter()
-            .take_while(|(from, _)| *from <= call.sent)
-            .map(|(_, index)| *index)
-            .take(*room)
-            .collect();
-        for index in due {
-            match self.units.get(index as usize) {
-                Some(Unit { state: UnitState::Releasing { until, .. }, .. }) if *until <= call.sent => {
-                    // Its entry has ended.
-                    self.make_free(index);
-                }
-                Some(unit) => releases.push(unit.number),
-                None => {}
+        for (from, index) in due {
+            if from + hold_time <= call.sent {
+                // Its entry has ended.
+                self.make_free(index);
+            } else {
+                releases.extend(self.units.get(&index).map(|unit| unit.number));
             }
         }
         *room -= releases.len();
-        let restored = self.restoring.iter().filter_map(|index| self.units.get(*index as usize));
+        let restored = self.restoring.iter().filter_map(|index| self.units.get(index));
         let restores: Vec<HeldNumber> = restored.map(|unit| unit.number).take(*room).collect();
         *room -= restores.len();
         if releases.is_empty() && restores.is_empty() && self.surplus == 0 && !renews {
@@ -487,42 +385,31 @@ impl HeldPair {
         self.is_in_call = true;
         // It is subtracted at most once. If this call fails, the next renewal finds it again.
         let surplus = mem::take(&mut self.surplus);
-        call.timeout = call.timeout.min(self.hold_time() / 6);
+        call.timeout = call.timeout.min(hold_time / 6);
         let hold_micros = self.policy.window_micros();
-        call.pairs.push((
-            id,
-            self.keys.clone(),
-            HoldChanges { hold_micros, renews, surplus, releases, restores },
-        ));
+        call.pairs.push((keys.clone(), HoldChanges { hold_micros, renews, surplus, releases, restores }));
     }
 
     /// Releases a number, from this instant on.
     fn release(&mut self, index: u32, from: Instant) {
         self.resolve(index, from);
-        let until = from + self.hold_time();
-        let Some(unit) = self.units.get_mut(index as usize) else { return };
-        self.held -= usize::from(matches!(unit.state, UnitState::Held(_)));
-        unit.state = UnitState::Releasing { from, until };
+        let Some(unit) = self.units.get_mut(&index) else { return };
+        unit.state = UnitState::Releasing(from);
         self.releasing.insert((from, index));
         self.restoring.remove(&index);
     }
 
     /// Releases a number that only the store knows, unless its place is in use.
     fn release_unknown(&mut self, number: HeldNumber, from: Instant) {
-        if number.index >= MAX_NUMBERS {
+        let index = number.index;
+        if index >= MAX_NUMBERS || self.units.contains_key(&index) {
             return;
         }
-        for index in self.units.len() as u32..=number.index {
-            let number = HeldNumber { index, ..HeldNumber::default() };
-            self.units.push(Unit { number, state: UnitState::Free, was_interrupted: false });
-            self.free.insert(index);
-        }
-        if self.free.remove(&number.index)
-            && let Some(unit) = self.units.get_mut(number.index as usize)
-        {
-            unit.number = number;
-            self.release(number.index, from);
-        }
+        let first_unused = (self.units.len() + self.free.len()) as u32;
+        self.free.extend(first_unused..=index);
+        self.free.remove(&index);
+        self.units.insert(index, Unit { number, state: UnitState::Waiting, was_interrupted: false });
+        self.release(index, from);
     }
 
     /// Learns from the reply to changes that were sent at this instant.
@@ -534,8 +421,8 @@ impl HeldPair {
         outcome: &mut HoldOutcome,
     ) {
         for number in &changes.releases {
-            let unit = self.units.get(number.index as usize).filter(|unit| unit.number == *number);
-            if matches!(unit, Some(Unit { state: UnitState::Releasing { .. }, .. })) {
+            let unit = self.units.get(&number.index).filter(|unit| unit.number == *number);
+            if matches!(unit, Some(Unit { state: UnitState::Releasing(_), .. })) {
                 self.make_free(number.index);
                 outcome.released.push((self.namespace.clone(), self.key.clone(), self.policy.clone()));
             }
@@ -552,26 +439,22 @@ impl HeldPair {
             self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
         }
         for listed in numbers {
-            let unit = self.units.get(listed.index as usize);
-            if unit.is_none_or(|unit| unit.state == UnitState::Free) {
-                self.release_unknown(*listed, sent);
-            }
+            self.release_unknown(*listed, sent);
         }
         let is_listed = |number: &HeldNumber| {
             let found = numbers.binary_search_by_key(&number.index, |listed| listed.index);
             found.is_ok_and(|i| numbers[i].number == number.number)
         };
-        for unit in &mut self.units {
+        let renew_at = sent + self.third();
+        self.renew_at = None;
+        for unit in self.units.values_mut() {
+            let UnitState::Held(since) = unit.state else { continue };
+            self.renew_at = Some(renew_at);
             // A unit that was confirmed later may be missing in the reply.
-            if matches!(unit.state, UnitState::Held(since) if since < sent)
-                && !is_listed(&unit.number)
-                && !self.restoring.contains(&unit.number.index)
-            {
+            if since < sent && !is_listed(&unit.number) && self.restoring.insert(unit.number.index) {
                 unit.was_interrupted = true;
                 outcome.interrupted += 1;
-                self.restoring.insert(unit.number.index);
             }
         }
-        self.renew_at = (self.held > 0).then(|| sent + self.third());
     }
 }

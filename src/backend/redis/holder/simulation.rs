@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     env, iter,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +20,7 @@ use super::{
         },
     },
     LATENESS,
-    pairs::{HeldPairs, HoldCall, PairId},
+    pairs::{HeldPairs, HoldCall},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -214,7 +215,7 @@ impl Store {
 /// A running request, which holds units.
 struct Running {
     key: usize,
-    pair: PairId,
+    pair: Arc<Keys>,
     number: HeldNumber,
     /// Whether the store did not hold its units all the time.
     was_missing: bool,
@@ -227,7 +228,7 @@ struct Process {
     began: Instant,
     stopped_until: Instant,
     /// The checks without a reply, and the requests that run, by their number.
-    waiting: HashMap<u64, (usize, PairId, HeldNumber, Instant)>,
+    waiting: HashMap<u64, (usize, Arc<Keys>, HeldNumber, Instant)>,
     running: HashMap<u64, Running>,
     calls: HashMap<u64, HoldCall>,
     polls_at: Option<Instant>,
@@ -347,7 +348,7 @@ impl Simulation {
         let id = self.random.next();
         let keys = |check: &Check| {
             let pair = &check.pairs()[0];
-            self.names.keys_with_numbers(check.namespace(), iter::once((&pair.key, &pair.policy)), id)
+            self.names.keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(id))
         };
         Process {
             keys: self.checks.iter().map(keys).zip(0..).collect(),
@@ -427,9 +428,9 @@ impl Simulation {
                 let Some(process) = self.process(id) else { return };
                 let Some((_, pair, number, _)) = process.waiting.remove(&request) else { return };
                 if bug == Some(Bug::UnknownOutcomeIsForgotten) {
-                    process.pairs.forget(pair, number.index);
+                    process.pairs.forget(&pair, number.index);
                 } else {
-                    process.pairs.release(pair, number.index, Instant::now() + LATENESS);
+                    process.pairs.release(&pair, number.index, Instant::now() + LATENESS);
                 }
             }
             Event::RequestEnds { .. } if self.quiet_from.is_some_and(|from| from <= Instant::now()) => {
@@ -438,7 +439,7 @@ impl Simulation {
             Event::RequestEnds { process, request } => {
                 let Some(process) = self.process(process) else { return };
                 let Some(Running { pair, number, .. }) = process.running.remove(&request) else { return };
-                process.pairs.release(pair, number.index, Instant::now());
+                process.pairs.release(&pair, number.index, Instant::now());
             }
             Event::CallReply { process, call, lists } => self.complete(process, call, Ok(lists)),
             Event::CallTimeout { process, call } => {
@@ -494,12 +495,10 @@ impl Simulation {
         let check = &self.checks[key];
         let pair = Pair::new(check.pairs()[0].key.clone(), check.pairs()[0].policy.clone(), units);
         let process = &mut self.processes[index];
-        let keys = self.names.keys_with_numbers(
-            check.namespace(),
-            iter::once((&pair.key, &pair.policy)),
-            process.id,
-        );
-        let (id, mut number, is_alone) = process.pairs.draw(keys, 0, check.scope(), &pair).unwrap();
+        let keys =
+            self.names.keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(process.id));
+        let id = Arc::new(keys);
+        let (mut number, is_alone) = process.pairs.draw(&id, 0, check.scope(), &pair).unwrap();
         self.next += 1;
         let (request, sent, process) = (self.next, Instant::now(), process.id);
         self.process(process).unwrap().waiting.insert(request, (key, id, number, sent));
@@ -528,9 +527,9 @@ impl Simulation {
         let Some(process) = self.process(id) else { return };
         let Some((key, pair, number, sent)) = process.waiting.remove(&request) else { return };
         if !admitted {
-            return process.pairs.forget(pair, number.index);
+            return process.pairs.forget(&pair, number.index);
         }
-        process.pairs.confirm(pair, number.index, number.units, sent);
+        process.pairs.confirm(&pair, number.index, number.units, sent);
         process.running.insert(request, Running { key, pair, number, was_missing: false });
         self.admitted += 1;
         self.schedule(lasts, Event::RequestEnds { process: id, request });
@@ -543,7 +542,7 @@ impl Simulation {
         let mut lists = lists;
         if bug == Some(Bug::ReleaseIsNotRepeated) && lists.is_err() {
             // As if the releases, and nothing else, were confirmed.
-            call.pairs.iter_mut().for_each(|(_, _, changes)| changes.renews = false);
+            call.pairs.iter_mut().for_each(|(_, changes)| changes.renews = false);
             lists = Ok(call.pairs.iter().map(|_| Some(HeldList { units: 0, numbers: Vec::new() })).collect());
         }
         if bug == Some(Bug::UnknownNumbersStay)
@@ -569,8 +568,8 @@ impl Simulation {
             let (number, timeout) = (self.next, call.timeout);
             let (bug, is_reachable) = (self.bug, Instant::now() >= self.unreachable_until);
             let Some(process) = self.process(id) else { return };
-            let pairs = call.pairs.iter().map(|(_, keys, changes)| {
-                let (key, mut changes) = (process.keys[keys], changes.clone());
+            let pairs = call.pairs.iter().map(|(keys, changes)| {
+                let (key, mut changes) = (process.keys[&**keys], changes.clone());
                 let mut others = process.running.values().filter(|request| request.key == key);
                 if bug == Some(Bug::ReleaseOfAnotherNumber) {
                     for release in &mut changes.releases {
@@ -711,7 +710,8 @@ impl Simulation {
                 }
             }
             for request in process.running.values() {
-                if request.was_missing && !process.pairs.was_interrupted(request.pair, request.number.index) {
+                if request.was_missing && !process.pairs.was_interrupted(&request.pair, request.number.index)
+                {
                     found.push((Rule::InterruptionIsReported, format!("{:?} was missing", request.number)));
                 }
             }

@@ -1,23 +1,28 @@
-//! The thread that releases, renews and restores units. It has a runtime and connections of its own, so that no blocked runtime of the
+//! The thread that releases, renews and restores units, and what it shares. It has a runtime and connections of its own, so that no blocked runtime of the
 //! service stops a renewal.
 
 use std::{
     future::poll_fn,
     io,
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     task::Poll,
     thread,
     time::Duration,
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::{runtime, time::Instant};
+use tokio::{runtime, sync::Notify, time::Instant};
 
-use super::{pairs::HoldCall, state::HolderState};
+use super::pairs::{HeldPairs, HoldCall};
 use crate::{
     backend::{BackendError, redis::script::hold::HeldList},
     guard::until,
+    lock::Lock,
+    observe::{self, Throttle},
 };
 
 /// How long the thread sleeps if nothing is due.
@@ -30,6 +35,22 @@ pub(crate) type HeldLists = Result<Vec<Option<HeldList>>, BackendError>;
 pub(crate) type SendCall =
     Box<dyn Fn(u64, HoldCall) -> Pin<Box<dyn Future<Output = (HoldCall, HeldLists)>>> + Send>;
 
+/// What the clones of a backend, its thread and its units share.
+pub(super) struct HolderState {
+    /// A random number. A process that forks needs a new backend.
+    pub(super) id: u64,
+    pub(super) pairs: Lock<HeldPairs>,
+    /// Notified when a call may be due.
+    pub(super) changed: Notify,
+    /// Notified when a call has ended.
+    pub(super) completed: Notify,
+    pub(super) is_closed: AtomicBool,
+    pub(super) has_thread: Lock<bool>,
+    /// The number of units that the store did not hold.
+    pub(super) interrupted: AtomicU64,
+    pub(super) events: Throttle,
+}
+
 /// Starts the thread.
 pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
@@ -40,12 +61,11 @@ pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {
 async fn run(state: &HolderState, send: &SendCall) {
     let mut calls = FuturesUnordered::new();
     loop {
-        let due = state.pairs.lock().due(Instant::now());
-        calls.extend(due.into_iter().map(|call| send(state.id, call)));
-        let (next, is_empty) = {
-            let pairs = state.pairs.lock();
-            (pairs.next_due(), pairs.is_empty())
+        let (due, next, is_empty) = {
+            let mut pairs = state.pairs.lock();
+            (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
         };
+        calls.extend(due.into_iter().map(|call| send(state.id, call)));
         if is_empty && calls.is_empty() && state.is_closed.load(Ordering::SeqCst) {
             return;
         }
@@ -64,7 +84,8 @@ async fn run(state: &HolderState, send: &SendCall) {
             namespace.released(&key, &policy);
         }
         if outcome.interrupted > 0 {
-            state.note_interrupted(outcome.interrupted);
+            let before = state.interrupted.fetch_add(outcome.interrupted, Ordering::Relaxed);
+            observe::interrupted_units(outcome.interrupted, before + outcome.interrupted, &state.events);
         }
         state.completed.notify_waiters();
     }

@@ -15,13 +15,12 @@ pub(crate) const MAX_NUMBERS: u32 = 1 << INDEX_BITS;
 const ID_BITS: u32 = 48;
 
 /// The numbers that a check acquires.
-#[derive(Clone, Copy)]
+#[derive(Default)]
 pub(crate) struct Acquisition {
     pub(crate) holder: u64,
-    /// For each pair of the check, its number. Meaningless unless the pair is in flight and has a cost.
-    pub(crate) numbers: [HeldNumber; MAX_PAIRS],
-    /// The pairs of which the holder has no other number, one bit each.
-    pub(crate) alone: u8,
+    /// For each pair of the check, its number, and whether the holder has no other one of the pair. Without a meaning unless the pair is
+    /// in flight and has a cost.
+    pub(crate) numbers: [(HeldNumber, bool); MAX_PAIRS],
 }
 
 /// A number that a holder holds of a pair, and its place.
@@ -33,14 +32,11 @@ pub(crate) struct HeldNumber {
     pub(crate) units: u32,
 }
 
-/// Adds the fields of an acquisition. A peek has none, and needs none.
-pub(super) fn push_acquisition(pairs: &mut impl Extend<u8>, acquisition: Option<&Acquisition>, pair: usize) {
-    let (holder, number, is_alone) = acquisition.map_or_else(Default::default, |acquisition| {
-        let number = acquisition.numbers.get(pair).copied().unwrap_or_default();
-        (acquisition.holder, number, acquisition.alone >> pair & 1)
-    });
-    let place =
-        holder >> ID_BITS << INDEX_BITS | u64::from(number.index) | if is_alone == 1 { ALONE } else { 0 };
+/// Adds the fields of the acquisition of a pair. A peek has no number, and needs none.
+pub(super) fn push_acquisition(pairs: &mut impl Extend<u8>, acquisition: &Acquisition, pair: usize) {
+    let holder = acquisition.holder;
+    let (number, is_alone) = acquisition.numbers.get(pair).copied().unwrap_or_default();
+    let place = holder >> ID_BITS << INDEX_BITS | u64::from(number.index) | if is_alone { ALONE } else { 0 };
     let typed = TYPE_UNIT * u64::from(in_flight_number()) + ACQUISITION + place;
     pairs.extend(number.number.to_le_bytes());
     // In place of a cost.

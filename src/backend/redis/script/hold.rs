@@ -1,5 +1,7 @@
 //! The calls of the hold script. `lua/README.md` is the contract.
 
+use std::sync::Arc;
+
 use redis::Value;
 
 use super::{Call, Fields, NO_DEADLINE, Packed, acquisition::HeldNumber};
@@ -26,11 +28,7 @@ pub(crate) struct HeldList {
 
 impl Call {
     /// Returns the call that changes what a holder holds of some pairs, each with its two keys. It has no deadline yet.
-    pub(crate) fn hold<'a>(
-        holder: u64,
-        pairs: impl Iterator<Item = (&'a Keys, &'a HoldChanges)>,
-        at_micros: Option<u64>,
-    ) -> Self {
+    pub(crate) fn hold(holder: u64, pairs: &[(Arc<Keys>, HoldChanges)], at_micros: Option<u64>) -> Self {
         let mut call = Self { pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() };
         call.pairs.extend_from_slice(&holder.to_le_bytes());
         for (keys, changes) in pairs {

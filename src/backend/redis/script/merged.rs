@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::redis::keys::KeyNames,
+        backend::redis::{keys::KeyNames, script::acquisition::Acquisition},
         check::{Check, Pair},
         key::PartitionKey,
         policy::Policy,
@@ -205,8 +205,9 @@ mod tests {
     fn run_takes_generation_of_its_last_check() {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         let check = Check::new([Pair::new(PartitionKey::new("user", "alice"), policy, 1)]).unwrap();
-        let mut calls =
-            [1, 2, 3].map(|generation| Call::check(&check, &KeyNames::default(), generation, None, None));
+        let mut calls = [1, 2, 3].map(|generation| {
+            Call::check(&check, &KeyNames::default(), generation, &Acquisition::default(), None)
+        });
         for (call, deadline) in calls.iter_mut().zip([200, 300, 100]) {
             call.set_deadline(deadline);
         }
