@@ -287,10 +287,10 @@ impl RedisBackend {
             call.set_periods(|| clock.unwrap_or_else(|| server_clock.estimate()));
         }
         let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
-        let merges = counted.as_ref().is_some_and(|counted| counted.merges);
-        let merged = match (*mergeable, &mut *command, &mut *pass) {
-            (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
-                Box::pin(self.send_merged(check, *slot, call, pass, connection)).await
+        let max_different = counted.as_ref().and_then(|counted| counted.max_different);
+        let merged = match (*mergeable, &mut *command, &mut *pass, max_different) {
+            (Some(check), Command::Script(_, call), Some(pass), Some(max_different)) if !pass.is_probe() => {
+                Box::pin(self.send_merged(check, *slot, call, pass, connection, max_different)).await
             }
             _ => None,
         };
@@ -320,9 +320,10 @@ impl RedisBackend {
         call: &mut Call,
         pass: &mut Pass,
         connection: &Connection,
+        max_different: usize,
     ) -> Option<RedisResult<Value>> {
         let key = GroupKey::new(check, slot, connection, self.injected_micros())?;
-        let pending = self.merger.join(key, call, pass, connection, &self.scripts);
+        let pending = self.merger.join(key, call, pass, connection, &self.scripts, max_different);
         let Some(merged) = pending.outcome(&self.unanswered, pass).await else {
             let text = "the runtime of a merged call has shut down";
             return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));

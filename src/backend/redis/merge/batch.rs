@@ -80,9 +80,10 @@ struct Unanswered<'a> {
 }
 
 impl Batch {
-    /// Returns whether a check may join: whether the call then stays short, however many records its keys hold.
-    pub(super) fn has_room(&self, check: CheckTime) -> bool {
-        self.0.lock().time.has_room(check)
+    /// Returns whether a check may join: whether the call then has at most so many checks that differ, and stays short, however many
+    /// records its keys hold.
+    pub(super) fn has_room(&self, check: CheckTime, max_different: usize) -> bool {
+        self.0.lock().time.has_room(check, max_different)
     }
 
     /// Returns the checks whose callers wait, and marks the call as written.

@@ -41,7 +41,8 @@ struct Flight {
 }
 
 impl Merger {
-    /// Joins the open batch of a group, or opens one. Takes the call.
+    /// Joins the open batch of a group, or opens one. Takes the call. Checks that equal none of the batch join until `max_different`
+    /// differ.
     pub(crate) fn join(
         &self,
         key: GroupKey,
@@ -49,10 +50,11 @@ impl Merger {
         pass: &mut Pass,
         connection: &Connection,
         scripts: &Arc<Scripts>,
+        max_different: usize,
     ) -> PendingReply {
         let (groups, time) = (&self.groups, CheckTime::from_call(call));
         let mut open = groups.open.lock();
-        let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time)) {
+        let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time, max_different)) {
             Some(batch) => (batch.clone(), false),
             None => {
                 let batch = Arc::<Batch>::default();

@@ -18,8 +18,12 @@ use crate::{
     lock::Lock,
 };
 
-/// The number of checks in flight from which a call for several checks costs less than a call for each.
+/// The number of checks in flight from which a call for several equal checks costs less than a call for each.
 const ADAPTIVE_IN_FLIGHT: usize = 8;
+
+/// The number of calls among which adaptive merging divides the checks in flight. With fewer, the server and a client with one thread
+/// would wait for each other in turn.
+const ADAPTIVE_CALLS: usize = 8;
 
 /// The number of counters of checks in flight. Two servers or slots may share a counter. Then their checks are merged sooner.
 const COUNTERS: usize = 1_024;
@@ -36,7 +40,8 @@ pub enum Merging {
     Off,
     /// Checks are merged if at least one other check is in flight.
     On,
-    /// Checks are merged if at least seven others are in flight. This is the default.
+    /// Checks are merged if at least seven others are in flight. The checks of one call that differ are at most an eighth of those in
+    /// flight, and equal ones are up to 64. This is the default.
     #[default]
     Adaptive,
 }
@@ -46,6 +51,8 @@ pub enum Merging {
 pub(crate) struct Merger {
     /// The number of checks in flight from which they are merged. `None` if they never are.
     min_in_flight: Option<usize>,
+    /// The number of calls among which the checks in flight are divided.
+    calls: usize,
     pub(super) groups: Arc<BatchGroups>,
 }
 
@@ -82,20 +89,20 @@ impl Hash for GroupKey {
 /// A check in the count of its server and slot. Dropping it ends its part of the count.
 pub(crate) struct CountedCheck<'a> {
     counter: &'a AtomicUsize,
-    /// Whether enough checks are in flight.
-    pub(crate) merges: bool,
+    /// The most checks in one call that differ. `None` if too few are in flight to merge them.
+    pub(crate) max_different: Option<usize>,
 }
 
 impl Merger {
     pub(crate) fn new(merging: Merging) -> Self {
-        let min_in_flight = match merging {
-            Merging::Off => None,
-            Merging::On => Some(2),
-            Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
+        let (min_in_flight, calls) = match merging {
+            Merging::Off => (None, 1),
+            Merging::On => (Some(2), 1),
+            Merging::Adaptive => (Some(ADAPTIVE_IN_FLIGHT), ADAPTIVE_CALLS),
         };
         let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
         let groups = BatchGroups { in_flight, next_number: AtomicUsize::new(0), open: Lock::default() };
-        Self { min_in_flight, groups: Arc::new(groups) }
+        Self { min_in_flight, calls, groups: Arc::new(groups) }
     }
 
     /// Counts a check as in flight at a server. Returns `None` if it is not merged, however many others are in flight.
@@ -103,8 +110,9 @@ impl Merger {
         // The commands of a slot that is being migrated need ASKING.
         let min_in_flight = self.min_in_flight.filter(|_| !connection.is_asking())?;
         let counter = self.groups.counter(connection.server(), slot)?;
-        let merges = counter.fetch_add(1, Ordering::Relaxed) + 1 >= min_in_flight;
-        Some(CountedCheck { counter, merges })
+        let in_flight = counter.fetch_add(1, Ordering::Relaxed) + 1;
+        let max_different = (in_flight >= min_in_flight).then_some(in_flight / self.calls);
+        Some(CountedCheck { counter, max_different })
     }
 }
 

@@ -42,9 +42,12 @@ impl CheckTime {
 }
 
 impl CallTime {
-    /// Returns whether the call stays short if it decides this check, too.
-    pub(crate) fn has_room(&self, check: CheckTime) -> bool {
-        self.micros + self.more_decisions(check) * check.micros <= MAX_MICROS
+    /// Returns whether the call may decide this check, too: whether it equals one of the call or fewer than `max_different` differ, and
+    /// the call stays short.
+    pub(crate) fn has_room(&self, check: CheckTime, max_different: usize) -> bool {
+        let is_known = self.decisions.iter().any(|(identity, _)| *identity == check.identity);
+        (is_known || self.decisions.len() < max_different)
+            && self.micros + self.more_decisions(check) * check.micros <= MAX_MICROS
     }
 
     pub(crate) fn add(&mut self, check: CheckTime) {
