@@ -100,7 +100,7 @@ async fn concurrent_checks_share_script_calls() {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
         for (mode, expected) in
-            [(Merging::Off, 128..=129), (Merging::On, 3..=14), (Merging::Adaptive, 9..=20)]
+            [(Merging::Off, 128..=129), (Merging::On, 3..=14), (Merging::Adaptive, 28..=36)]
         {
             let backend = in_mode(&server.url(), mode).await;
             let key = |i: usize| user(&format!("{mode:?} {}", i % 40));
@@ -120,6 +120,24 @@ async fn concurrent_checks_share_script_calls() {
                 );
             }
         }
+    }
+}
+
+/// With fewer calls, the server would wait while the client reads, and the client while the server decides.
+#[tokio::test]
+async fn different_checks_are_divided_among_eight_calls() {
+    let server = Server::start(Engine::Redis);
+    let mut admin = Admin::at(&server);
+    for (different, expected) in [(64, 36..=44), (1, 8..=9)] {
+        let backend = in_mode(&server.url(), Merging::Adaptive).await;
+        let key = |i: usize| user(&format!("{different} {}", i % different));
+        let _ = one_unit(&backend, key(0)).await.unwrap();
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        // The first seven checks are too few in flight to be merged, and the first 15 to share a call with another key.
+        let decisions = outcomes((0..64).map(|i| one_unit(&backend, key(i))).collect()).await;
+        assert!(decisions.iter().all(|decision| decision.as_ref().unwrap().is_admitted()));
+        let calls = script_calls(&mut admin);
+        assert!(expected.contains(&calls), "{different} different checks: {calls} calls");
     }
 }
 
