@@ -1,6 +1,6 @@
 //! The lease of one pair, and how many units to lease next. It knows no clock and no lock.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{mem, num::NonZeroU64, time::Duration};
 
 use tokio::sync::watch;
 
@@ -155,7 +155,7 @@ impl LeasedPair {
     #[inline]
     pub(super) fn grant(&mut self, pair: &Pair, now: LocalMicros) -> Option<Grant> {
         let left = self.units().saturating_sub(pair.cost);
-        let has_room = |held: &&mut HeldUnits| pair.cost <= held.units;
+        let has_room = |held: &&mut HeldUnits| held.has_room(pair.cost, now);
         let held = self.held.as_mut().filter(has_room).or(self.next.as_mut().filter(has_room))?;
         held.units -= pair.cost;
         self.last_grant = now;
@@ -172,8 +172,8 @@ impl LeasedPair {
     }
 
     /// Returns whether the lease has room for a cost.
-    pub(super) fn has_room(&self, cost: u32) -> bool {
-        self.leases().any(|held| cost <= held.units)
+    pub(super) fn has_room(&self, cost: u32, now: LocalMicros) -> bool {
+        self.leases().any(|held| held.has_room(cost, now))
     }
 
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
@@ -189,14 +189,18 @@ impl LeasedPair {
     /// `None` if it holds enough, if it has not granted units in two successive periods, or if too few remain. Until an answer comes
     /// or the bucket ends, no grant asks again.
     pub(super) fn wanted_ahead(&mut self, policy: &Policy, now: LocalMicros) -> Option<u32> {
-        let least = self.low.max(1);
-        (self.ahead_at, self.low) = (LocalMicros::MAX, 0);
-        let rate = self.rate(now);
+        self.ahead_at = LocalMicros::MAX;
+        let (rate, held) = (self.rate(now), self.units());
+        let least = if held < self.low {
+            mem::take(&mut self.low)
+        } else if self.next.as_ref().is_some_and(|next| next.units >= rate) {
+            return None;
+        } else {
+            1
+        };
         let is_steady = self.granted.current > 0 && self.granted.previous > 0;
-        let has_next = self.next.as_ref().is_some_and(|next| next.units >= rate);
-        let missing = rate.saturating_mul(2).saturating_sub(self.units());
-        let units = self.at_most(missing, policy, now)?;
-        (is_steady && !has_next && units >= least).then_some(units)
+        let units = self.at_most(rate.saturating_mul(2).saturating_sub(held), policy, now)?;
+        (is_steady && units >= least).then_some(units)
     }
 
     /// Returns the units that this process grants in a period.
@@ -382,6 +386,12 @@ impl LeasedPair {
 /// Returns whether leases of a policy are requested before they are needed.
 fn is_ahead(policy: &Policy) -> bool {
     policy.lease().is_some_and(Lease::is_ahead)
+}
+
+impl HeldUnits {
+    fn has_room(&self, cost: u32, now: LocalMicros) -> bool {
+        cost <= self.units && now <= self.until
+    }
 }
 
 impl Granted {

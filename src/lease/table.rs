@@ -337,7 +337,7 @@ impl Shard {
                 continue;
             };
             leftovers.extend(entry.begin_use(policy, now));
-            has_room &= entry.has_room(*cost);
+            has_room &= entry.has_room(*cost, now);
         }
         if !has_room {
             return None;
