@@ -3,8 +3,8 @@
 -- KEYS: one key per pair; those of the shadow pairs are the last ones.
 -- ARGV: [1] the deadline, 8 bytes, the pairs, 20 bytes each, and the generation, 7 bytes; [2] the purpose: absent
 --   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `n` to lease ahead, `d` to
---   debit, `t` to take, `a` for an answer of an API; [3] the number of shadow pairs, absent or empty if there are none, except for
---   a take or an answer; [4] for a lease, the units of each pair, 4 bytes each; for a take, the most units, 4 bytes;
+--   debit, `t` to take, `a` for an answer of an API; [3] the number of shadow pairs, absent or empty if there are none,
+--   except for a take or an answer; [4] for a lease, the units of each pair, 4 bytes each; for a take, the most units, 4 bytes;
 --   for an answer, its instants, 24 bytes.
 -- Reply: if the deadline is exceeded, or the clock is outside of the calendar periods of the call, the clock reading alone,
 --   8 bytes. If a log is full, the text `full`. Otherwise one status per pair, each followed by a receipt if the purpose
