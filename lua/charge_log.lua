@@ -6,12 +6,16 @@
 -- Units: instants, windows and waits in microseconds, usage in quota units.
 
 -- Charges `cost` units at the instant `record_at`. `is_joined` is whether the newest record takes them. For a peek,
--- changes only the variables.
+-- changes only the variables. The short tail states no record of the next bucket: it is after `at` by more than a bucket.
 if used == 0 then
   generation, oldest = sub(args[1], -GENERATION_SIZE), record_at
   if purpose ~= PEEK then
     if tail then call('UNLINK', key) end
-    call('RPUSH', key, pack(SHORT_FORMAT, generation, at, cost, (at + cost) % CHECK_MODULUS + 1))
+    if record_at <= at + parameter then
+      call('RPUSH', key, pack(SHORT_FORMAT, generation, at, cost, (at + cost) % CHECK_MODULUS + 1))
+    else
+      call('RPUSH', key, pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, record_at, 0, cost, 0, 1, ''))
+    end
     local reply = redis.pcall('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     if reply ~= 1 then
       call('UNLINK', key)
@@ -36,7 +40,7 @@ elseif purpose ~= PEEK then
       tree = ''
     end
   end
-  if is_joined and count - first == 1 then
+  if is_joined and count - first == 1 and record_at <= at + parameter then
     stored = pack(SHORT_FORMAT, generation, at, used + cost, (at + used + cost) % CHECK_MODULUS + 1)
   elseif is_joined then
     stored = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, stored_oldest, stored_start, total + cost,

@@ -2,13 +2,13 @@
 --   have room, or nothing.
 -- KEYS: one key per pair; those of the shadow pairs are the last ones.
 -- ARGV: [1] the deadline, 8 bytes, the pairs, 20 bytes each, and the generation, 7 bytes; [2] the purpose: absent
---   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `d` to debit, `t` to
---   take, `a` for an answer of an API; [3] the number of shadow pairs, absent or empty if there are none, except for
---   a take or an answer; [4] for a lease, the units of each pair, 4 bytes each; for a take, the most units, 4 bytes;
+--   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `n` to lease ahead, `d` to
+--   debit, `t` to take, `a` for an answer of an API; [3] the number of shadow pairs, absent or empty if there are none,
+--   except for a take or an answer; [4] for a lease, the units of each pair, 4 bytes each; for a take, the most units, 4 bytes;
 --   for an answer, its instants, 24 bytes.
 -- Reply: if the deadline is exceeded, or the clock is outside of the calendar periods of the call, the clock reading alone,
 --   8 bytes. If a log is full, the text `full`. Otherwise one status per pair, each followed by a receipt if the purpose
---   is `r`, `l`, `d` or `t`; for a take or an answer, then the units.
+--   is `r`, `l`, `n`, `d` or `t`; for a take or an answer, then the units.
 --   README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
 INCLUDE 'clock.lua'
@@ -65,7 +65,7 @@ for i = enforcing_pairs + 1, #KEYS do
   end
   if not is_decided or admits and is_full then
     status = pack(STATUS_FORMAT, now, UNKNOWN, 0, 0, 0, 0)
-    if args[2] == RESERVE or args[2] == DEBIT then status = status .. NO_CHARGE end
+    if args[2] == RESERVE or args[2] == DEBIT or args[2] == LEASE_AHEAD then status = status .. NO_CHARGE end
   end
   statuses = statuses .. status
 end

@@ -52,12 +52,13 @@ RESERVE = 'r'
 PEEK = 'p'
 OVERAGE = 'o'
 LEASE = 'l'
+LEASE_AHEAD = 'n'
 DEBIT = 'd'
 TAKE = 't'
 LEAVE_AT_MOST = 'a'
 -- Whether a purpose has receipts, and whether it charges beyond the quota. A plain charge has no purpose, and skips the
 -- comparisons.
-HAS_RECEIPTS = (purpose and (purpose == 'r' or purpose == 'd'))
+HAS_RECEIPTS = (purpose and (purpose == 'r' or purpose == 'd' or purpose == 'n'))
 EXCEEDS_QUOTA = (purpose and (purpose == 'o' or purpose == 'd'))
 -- ARGV of a lease or a take: a number of units, and its size.
 UNITS_FORMAT = '<I4'

@@ -15,8 +15,6 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   -- The instant of a bucket is its end.
   local precision = parameter
   local record_at, receipt, leased = at - at % precision + precision, '', 0
-  -- The charge belongs to the newest bucket.
-  local is_joined = newest == record_at
   -- A plain charge has no purpose, and skips these comparisons.
   if purpose then
     if HAS_RECEIPTS then receipt = NO_CHARGE end
@@ -31,8 +29,13 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         leased = math.max(0, math.min(wanted, quota - used - cost))
         cost = cost + leased
       end
+    elseif purpose == LEASE_AHEAD and 2 * precision <= window then
+      record_at = record_at + precision
     end
   end
+  -- The charge belongs to the newest bucket: that of this instant, or the next one if a lease ahead has charged it.
+  local is_joined = used > 0 and newest >= record_at
+  if is_joined then record_at = newest end
   if admitted and not full and cost > 0 then
     INCLUDE 'charge_log.lua'
     if HAS_RECEIPTS then

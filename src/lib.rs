@@ -92,6 +92,7 @@
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCacheConfig`](outage::DenyCacheConfig) |
 //! | How do I connect to Redis, to Sentinel or to a cluster? Where do I place it? | [`guide::cluster`], [`guide::deployment`] | `RedisBackend` |
 //! | How many decisions can Redis make? What about a hot key? | [`guide::capacity`], [`guide::leases`] | [`Lease`](policy::Lease) |
+//! | Can three regions share one Redis? | [`guide::regions`] | [`Lease::ahead`](policy::Lease::ahead) |
 //! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
 //! | What does a client see, also over gRPC? What does a handler see? | [`guide::responses`], [`guide::grpc`] | [`Dialect`](answer::Dialect), [`Rejection`], [`Decision`], [`Http`](protocol::Http#extensions) |
 //! | How do I try a limit first? How do I test my service? | [`guide::rollout`], [`guide::testing`] | [`Policy::shadow`], `FakeBackend`, `ManualClock` |

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! cargo bench --bench leases
+//! cargo bench --bench leases -- regions
 //! ```
 //!
 //! The benchmark starts its own Redis server and its own processes, and takes about five minutes. All processes are on one machine, so
-//! they read the clock of the server.
+//! they read the clock of the server. With `regions`, it measures only three processes that are far from Redis, in four minutes.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../../tests/support/delay.rs"]
+mod delay;
 mod grants;
 mod process;
 #[path = "../../tests/support/server.rs"]
@@ -15,6 +18,7 @@ mod server;
 
 use std::time::Duration;
 
+use delay::DelayProxy;
 use grants::Grants;
 use process::{Load, Run};
 use server::{Engine, Server};
@@ -37,6 +41,9 @@ fn main() {
         return process::child();
     }
     let server = Server::start(Engine::Redis);
+    if std::env::args().any(|argument| argument == "regions") {
+        return regions(&server);
+    }
     throughput(&server);
     shared_quota(&server);
 }
@@ -48,9 +55,11 @@ fn throughput(server: &Server) {
         in_flight: 64,
         per_second: 0,
         quota: 10_000_000,
+        window: SECOND,
         precision: PRECISION,
         duration: CLOSED,
         up_to: 0,
+        is_ahead: false,
     };
     let mut ratios: Vec<[f64; 2]> = Vec::new();
     println!("one hot key, two processes, 64 in flight each");
@@ -60,7 +69,7 @@ fn throughput(server: &Server) {
     );
     for _ in 0..ROUNDS {
         let [plain, leased] = [0, 10_000].map(|up_to| {
-            let run = Run::start(server, &Load { up_to, ..load.clone() });
+            let run = Run::start(server, &server.url(), &Load { up_to, ..load.clone() });
             let name = if up_to == 0 { "not leased" } else { "leased" };
             let rate = run.admitted as f64 / CLOSED.as_secs_f64();
             let micros = run.server_micros / run.admitted as f64;
@@ -85,9 +94,11 @@ fn shared_quota(server: &Server) {
         in_flight: 0,
         per_second: 1_000,
         quota: QUOTA,
+        window: SECOND,
         precision: PRECISION,
         duration: OPEN,
         up_to: 0,
+        is_ahead: false,
     };
     println!(
         "{PROCESSES} processes, quota {QUOTA} per s, precision 10 ms unless stated, {} s",
@@ -98,7 +109,8 @@ fn shared_quota(server: &Server) {
         "", "admitted", "most in a window (bound)", "granted locally", "leased", "returned", "lost", "calls"
     );
     let run = |name: &str, up_to: u32, per_second: u64, precision: Duration| {
-        let run = Run::start(server, &Load { up_to, per_second, precision, ..load.clone() });
+        let load = Load { up_to, per_second, precision, ..load.clone() };
+        let run = Run::start(server, &server.url(), &load);
         let most = Grants::new(&run.grants).most_in_window(SECOND);
         println!(
             "{name:>26} {:>10} {:>17} ({:>4}) {:>15.1}% {:>10} {:>10} {:>10} {:>10}",
@@ -131,5 +143,51 @@ fn shared_quota(server: &Server) {
              {calls:.2} calls per admission",
             precision.as_millis()
         );
+    }
+}
+
+/// Prints the checks that wait for no round trip, if three processes are 80 ms away from one Redis.
+fn regions(server: &Server) {
+    const QUOTA: u32 = 1_200;
+    const DELAY: Duration = Duration::from_millis(80);
+    const FAR: Duration = Duration::from_secs(40);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let proxy = runtime.block_on(DelayProxy::before(server, DELAY));
+    let load = Load {
+        processes: 3,
+        in_flight: 0,
+        per_second: 0,
+        quota: QUOTA,
+        window: 10 * SECOND,
+        precision: SECOND,
+        duration: FAR,
+        up_to: 100,
+        is_ahead: false,
+    };
+    println!("3 processes, {DELAY:?} away, quota {QUOTA} per 10 s, precision 1 s, {} s", FAR.as_secs());
+    println!(
+        "{:>14} {:>14} {:>16} {:>16} {:>18} {:>26}",
+        "demand / quota",
+        "leases",
+        "below 1 ms",
+        "granted locally",
+        "calls / admission",
+        "over the quota in a window"
+    );
+    for (demand, per_second) in [("1/4", 30), ("1/2", 60)] {
+        for (leases, up_to, is_ahead) in
+            [("none", 0, false), ("when needed", 100, false), ("ahead", 100, true)]
+        {
+            let load = Load { per_second, up_to, is_ahead, ..load.clone() };
+            let run = Run::start(server, &proxy.url(), &load);
+            let most = Grants::new(&run.grants).most_in_window(load.window);
+            println!(
+                "{demand:>14} {leases:>14} {:>14.1} % {:>14.1} % {:>18.2} {:>26}",
+                run.fast_percent(),
+                run.local_percent(),
+                run.calls as f64 / run.admitted as f64,
+                most.certain.saturating_sub(QUOTA as usize)
+            );
+        }
     }
 }

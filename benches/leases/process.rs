@@ -16,6 +16,9 @@ use crate::server::Server;
 /// The variable that contains the load of a child process.
 const CHILD: &str = "LEASES_BENCH_CHILD";
 
+/// The times of the checks are measured after this time.
+const WARM_UP: Duration = Duration::from_secs(5);
+
 /// How the processes ask.
 #[derive(Clone)]
 pub struct Load {
@@ -25,15 +28,22 @@ pub struct Load {
     /// The checks per second of all processes, at random instants.
     pub per_second: u64,
     pub quota: u32,
+    pub window: Duration,
     pub precision: Duration,
     pub duration: Duration,
     /// 0 without leases.
     pub up_to: u32,
+    /// Whether the leases are requested before they are needed.
+    pub is_ahead: bool,
 }
 
 /// The sum of all processes.
 #[derive(Default)]
 pub struct Run {
+    /// The checks whose times were measured.
+    pub checks: u64,
+    /// The checks that were answered in less than a millisecond.
+    pub fast: u64,
     pub admitted: u64,
     pub local: u64,
     pub leased: u64,
@@ -48,17 +58,20 @@ pub struct Run {
 }
 
 impl Run {
-    /// Starts the processes, and waits for their reports.
-    pub fn start(server: &Server, load: &Load) -> Self {
+    /// Starts the processes, and waits for their reports. They reach the server by this URL.
+    pub fn start(server: &Server, url: &str, load: &Load) -> Self {
         let (micros, calls) = used(server);
         let start = unix_micros() + 1_500_000;
         let children: Vec<_> = (0..load.processes)
             .map(|number| {
-                let Load { processes, in_flight, per_second, quota, precision, duration, up_to } = load;
-                let (precision, seconds) = (precision.as_millis(), duration.as_secs());
-                let url = server.url();
+                let Load { processes, in_flight, per_second, quota, .. } = load;
+                let Load { window, precision, duration, up_to, is_ahead, .. } = load;
+                let [window, precision, duration] =
+                    [window, precision, duration].map(|length| length.as_millis());
+                let is_ahead = u8::from(*is_ahead);
+                let times = format!("{window} {precision} {duration}");
                 let load = format!(
-                    "{url} {start} {number} {processes} {in_flight} {per_second} {quota} {precision} {seconds} {up_to}"
+                    "{url} {start} {number} {processes} {in_flight} {per_second} {quota} {times} {up_to} {is_ahead}"
                 );
                 let mut command = Command::new(env::current_exe().unwrap());
                 command.env(CHILD, load).stdout(Stdio::piped()).spawn().expect("a process")
@@ -79,7 +92,9 @@ impl Run {
     fn add(&mut self, report: &str) {
         let mut lines = report.lines();
         let counts: Vec<u64> = lines.next().unwrap().split(' ').map(|count| count.parse().unwrap()).collect();
-        let [admitted, local, leased, returned, lost] = counts[..] else { panic!("{report}") };
+        let [checks, fast, admitted, local, leased, returned, lost] = counts[..] else { panic!("{report}") };
+        self.checks += checks;
+        self.fast += fast;
         self.admitted += admitted;
         self.local += local;
         self.leased += leased;
@@ -89,6 +104,10 @@ impl Run {
             let (from, to) = line.split_once(' ').unwrap();
             self.grants.push((from.parse().unwrap(), to.parse().unwrap()));
         }
+    }
+
+    pub fn fast_percent(&self) -> f64 {
+        100.0 * self.fast as f64 / self.checks as f64
     }
 
     pub fn local_percent(&self) -> f64 {
@@ -129,26 +148,39 @@ async fn ask(load: &str) -> String {
     let mut fields = load.split(' ');
     let url = fields.next().unwrap();
     let numbers: Vec<u64> = fields.map(|field| field.parse().unwrap()).collect();
-    let [start, number, processes, in_flight, per_second, quota, precision, seconds, up_to] = numbers[..]
+    let [
+        start,
+        number,
+        processes,
+        in_flight,
+        per_second,
+        quota,
+        window,
+        precision,
+        duration,
+        up_to,
+        is_ahead,
+    ] = numbers[..]
     else {
         panic!("{load}")
     };
+    let [window, precision, duration] = [window, precision, duration].map(Duration::from_millis);
     // Each run has a key of its own.
     let key = PartitionKey::new("tenant", start.to_string());
-    let precision = Duration::from_millis(precision);
-    let policy = Policy::new("hot", quota as u32, Duration::from_secs(1)).unwrap();
+    let policy = Policy::new("hot", quota as u32, window).unwrap();
     let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision }).unwrap();
-    let policy = if up_to > 0 { policy.leased(Lease::up_to(up_to as u32)).unwrap() } else { policy };
+    let lease = Lease::up_to(up_to as u32);
+    let lease = if is_ahead > 0 { lease.ahead() } else { lease };
+    let policy = if up_to > 0 { policy.leased(lease).unwrap() } else { policy };
     let backend = RedisBackend::connect(url).await.unwrap();
     let limiter = Limiter::builder(backend).policy(policy).deadline(Duration::from_secs(1)).build().unwrap();
     // The scripts are loaded, and the server's clock is known.
     let _ = limiter.check(PartitionKey::new("tenant", "other")).await.unwrap();
     let before = limiter.stats();
     sleep(Duration::from_micros(start.saturating_sub(unix_micros()))).await;
-    let duration = Duration::from_secs(seconds);
-    let grants = if in_flight > 0 {
+    let (grants, times) = if in_flight > 0 {
         closed_loop(&limiter, &key, in_flight, duration).await;
-        Vec::new()
+        Default::default()
     } else {
         let per_second = per_second as f64 / processes as f64;
         open_loop(&limiter, &key, per_second, duration, start ^ number << 32).await
@@ -157,7 +189,9 @@ async fn ask(load: &str) -> String {
     limiter.drain().await;
     let end = limiter.stats();
     let mut report = format!(
-        "{} {} {} {} {}\n",
+        "{} {} {} {} {} {} {}\n",
+        times.len(),
+        times.iter().filter(|time| **time < Duration::from_millis(1)).count(),
         stats.admitted - before.admitted,
         stats.leased_units_granted,
         end.leased_units,
@@ -193,28 +227,31 @@ async fn closed_loop(limiter: &Limiter, key: &PartitionKey, in_flight: u64, dura
     }
 }
 
-/// Asks at random instants. Returns the admissions.
+/// Asks at random instants. Returns the admissions, and the times of the checks.
 async fn open_loop(
     limiter: &Limiter,
     key: &PartitionKey,
     per_second: f64,
     duration: Duration,
     seed: u64,
-) -> Vec<(u64, u64)> {
-    let grants = Arc::new(Mutex::new(Vec::new()));
+) -> (Vec<(u64, u64)>, Vec<Duration>) {
+    let grants = Arc::new(Mutex::new((Vec::new(), Vec::new())));
     let (start, mut at, mut random) = (Instant::now(), 0.0, seed);
     let mut tasks = tokio::task::JoinSet::new();
     while at < duration.as_secs_f64() {
         sleep_until(start + Duration::from_secs_f64(at)).await;
         let (limiter, key, grants) = (limiter.clone(), key.clone(), grants.clone());
         tasks.spawn(async move {
-            let before = unix_micros();
+            let (before, started) = (unix_micros(), Instant::now());
             let decision = limiter.check(key).await.unwrap();
+            if started > start + WARM_UP {
+                grants.lock().unwrap().1.push(started.elapsed());
+            }
             if decision.is_admitted() {
                 // The store states its instant exactly.
                 let exact = (decision.at_micros(), decision.at_micros());
                 let grant = if decision.is_leased() { (before, unix_micros()) } else { exact };
-                grants.lock().unwrap().push(grant);
+                grants.lock().unwrap().0.push(grant);
             }
         });
         at -= (1.0 - uniform(&mut random)).ln() / per_second;

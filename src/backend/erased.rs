@@ -99,7 +99,7 @@ fn complete(check: &Check, decided: Result<Decision, BackendError>) -> Result<De
     let (pairs, is_admitted) = (check.pairs(), decision.is_admitted());
     let has_receipts = !is_admitted || decision.receipts().len() == pairs.len();
     let is_valid = match check.purpose() {
-        Purpose::Reserve | Purpose::TakeUpTo(_) | Purpose::Debit => has_receipts,
+        Purpose::Reserve | Purpose::TakeUpTo(_) | Purpose::Debit | Purpose::LeaseAhead => has_receipts,
         Purpose::Lease => has_receipts && (!is_admitted || has_leases(pairs, decision.leases())),
         _ => true,
     };

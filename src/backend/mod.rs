@@ -137,10 +137,10 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Returns whether this backend grants leases: whether it decides checks with [`Purpose::Lease`]. It must have a clock of its own
-    /// that runs at the rate of this process, and the receipt of a bucket must contain its end in microseconds of this clock. A limiter
-    /// calls this method once, when it is built. After `false`, the default, [leased policies](crate::Policy::leased) ask the backend
-    /// about every request.
+    /// Returns whether this backend grants leases: whether it decides checks with [`Purpose::Lease`] and [`Purpose::LeaseAhead`]. It must
+    /// have a clock of its own that runs at the rate of this process, and the receipt of a bucket must contain its end in microseconds of
+    /// this clock. A limiter calls this method once, when it is built. After `false`, the default, [leased
+    /// policies](crate::Policy::leased) ask the backend about every request.
     fn grants_leases(&self) -> bool {
         false
     }

@@ -73,6 +73,11 @@ pub enum Purpose {
     /// shadow pair. Only a backend that [grants leases](crate::backend::Backend::grants_leases) receives this purpose. It answers with
     /// [`Decision::with_leases`](crate::Decision::with_leases).
     Lease,
+    /// Charges as [`Reserve`](Self::Reserve) does, into the next bucket: the units of [sliding
+    /// buckets](crate::Algorithm::SlidingBuckets) with a precision of at most half the window count until one window after its end. Until
+    /// that bucket begins, all charges of these pairs count with it. Any other pair is charged as for `Reserve`. Only a backend that
+    /// [grants leases](crate::backend::Backend::grants_leases) receives this purpose from a limiter, for one pair.
+    LeaseAhead,
     /// Charges the costs times the largest number of units that every enforcing pair admits, at most this number, and otherwise as
     /// [`Reserve`](Self::Reserve) does. The statuses are those of pairs with the costs that were charged: [`Status::cost`] states how
     /// many units there are. If not even one fits, the check is denied, with the statuses of one unit. All keys must be in one slot.
@@ -108,12 +113,12 @@ impl Purpose {
 
     /// Returns whether it is the check of a request, which the metrics and the counters count.
     pub(crate) fn is_counted(self) -> bool {
-        !matches!(self, Self::Peek | Self::Debit | Self::LeaveAtMost { .. })
+        !matches!(self, Self::Peek | Self::Debit | Self::LeaseAhead | Self::LeaveAtMost { .. })
     }
 
     /// Returns whether an admission has receipts.
     pub(crate) fn has_receipts(self) -> bool {
-        matches!(self, Self::Reserve | Self::Debit)
+        matches!(self, Self::Reserve | Self::Debit | Self::LeaseAhead)
     }
 }
 

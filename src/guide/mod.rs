@@ -11,6 +11,7 @@
 //! | How do I charge what a request has actually used, also in another process? | [`settling`] |
 //! | How does a gateway limit tokens and dollars? How does it charge a streamed answer? | [`language_models`] |
 //! | One key has more requests than Redis can decide. What can I do? | [`leases`] |
+//! | Can three regions share one Redis? What do their requests wait for? | [`regions`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | What do I configure on Redis, and where do I place it? What about several regions? | [`deployment`] |
 //! | How do I limit a gRPC service? | [`grpc`] |
@@ -132,6 +133,9 @@ pub mod policies {}
 
 #[doc = include_str!("proxies.md")]
 pub mod proxies {}
+
+#[doc = include_str!("regions.md")]
+pub mod regions {}
 
 #[doc = include_str!("responses.md")]
 pub mod responses {}

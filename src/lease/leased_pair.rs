@@ -1,6 +1,6 @@
 //! The lease of one pair, and how many units to lease next. It knows no clock and no lock.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{mem, num::NonZeroU64, time::Duration};
 
 use tokio::sync::watch;
 
@@ -10,7 +10,7 @@ use crate::{
     decision::{Decision, Status, Wait},
     drift,
     key::PartitionKey,
-    policy::Policy,
+    policy::{Lease, Policy},
 };
 
 /// A lease takes at most this part of the store's remaining quota: an eighth. So the last units go to any process that asks.
@@ -31,6 +31,16 @@ pub(super) struct LeasedPair {
     precision: LocalMicros,
     granted: Granted,
     held: Option<HeldUnits>,
+    /// Units of a later bucket. They become those that are held when the bucket of these ends.
+    next: Option<HeldUnits>,
+    /// The instant of the last grant, or of a lease that began without another one.
+    last_grant: LocalMicros,
+    /// From this instant on, a grant asks for units of the next bucket.
+    ahead_at: LocalMicros,
+    /// If fewer units are left, a grant asks for units of the next bucket as well.
+    low: u32,
+    /// The time that the last answer took.
+    took: LocalMicros,
     /// The store's remaining quota, as last stated.
     remaining: u32,
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
@@ -63,8 +73,6 @@ struct HeldUnits {
     units: u32,
     /// The last instant at which a unit may be granted.
     until: LocalMicros,
-    /// The instant of the last grant or of the lease.
-    last_grant: LocalMicros,
     store: Reply,
     /// The smallest remaining quota that the store has stated since the lease began.
     lowest: u32,
@@ -79,6 +87,16 @@ struct Reply {
     status: Status,
 }
 
+/// A grant of one pair.
+pub(super) struct Grant {
+    pub(super) status: Status,
+    pub(super) receipt: Receipt,
+    /// The instant in microseconds of the store's clock, as a lower bound.
+    pub(super) at_micros: u64,
+    /// Whether to ask for units of the next bucket.
+    pub(super) asks_ahead: bool,
+}
+
 /// What the store has answered to one pair of a lease request.
 pub(super) struct LeaseAnswer<'a> {
     /// As the store knows it.
@@ -86,8 +104,9 @@ pub(super) struct LeaseAnswer<'a> {
     pub(super) decision: &'a Decision,
     pub(super) status: &'a Status,
     pub(super) receipt: Receipt,
-    /// The units beyond the cost.
+    /// The leased units: those beyond the cost, or all if no check has asked for them.
     pub(super) units: u32,
+    pub(super) is_ahead: bool,
     pub(super) sent: LocalMicros,
     pub(super) received: LocalMicros,
 }
@@ -101,6 +120,11 @@ impl LeasedPair {
             policy,
             granted: Granted::default(),
             held: None,
+            next: None,
+            last_grant: 0,
+            ahead_at: LocalMicros::MAX,
+            low: 0,
+            took: 0,
             remaining: 0,
             ends: 0,
             request: None,
@@ -117,47 +141,84 @@ impl LeasedPair {
 
     /// Applies what has changed since the last use: a lease whose bucket has ended, and another quota, end it. Returns its units.
     #[inline]
-    pub(super) fn begin_use(&mut self, policy: &Policy, now: LocalMicros) -> Option<RefundPair> {
+    pub(super) fn begin_use(&mut self, policy: &Policy, now: LocalMicros) -> Vec<RefundPair> {
         self.last_use = now;
-        let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
         if self.policy.quota_units() != policy.quota_units() {
-            let leftover = self.end();
+            let leftovers = self.end();
             self.policy = policy.clone();
-            return leftover;
+            return leftovers;
         }
-        if has_ended { self.give_back() } else { None }
+        self.end_buckets(now)
     }
 
-    /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
-    /// as a lower bound. Call it after [`begin_use`](Self::begin_use). If the lease has no room, grants nothing.
+    /// Grants units of the lease. Call it after [`begin_use`](Self::begin_use). If the lease has no room, grants nothing.
     #[inline]
-    pub(super) fn grant(&mut self, pair: &Pair, now: LocalMicros) -> Option<(Status, Receipt, u64)> {
-        let held = self.held.as_mut()?;
-        held.units = held.units.checked_sub(pair.cost)?;
-        held.last_grant = now;
+    pub(super) fn grant(&mut self, pair: &Pair, now: LocalMicros) -> Option<Grant> {
+        let left = self.units().saturating_sub(pair.cost);
+        let has_room = |held: &&mut HeldUnits| held.has_room(pair.cost, now);
+        let held = self.held.as_mut().filter(has_room).or(self.next.as_mut().filter(has_room))?;
+        held.units -= pair.cost;
+        self.last_grant = now;
         self.granted.add(self.precision, now, pair.cost);
+        let asks_ahead =
+            (now >= self.ahead_at || left < self.low) && self.request.is_none() && is_ahead(&pair.policy);
         // The server's clock has counted at least this.
         let since = drift::min_elapsed_elsewhere(now.saturating_sub(held.store.received));
-        let status = held.store.status_after(pair, held.lowest.saturating_add(held.units), since);
-        Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
+        // The units of a next bucket, of any process, leave one bucket later.
+        let later = if is_ahead(&pair.policy) { self.precision } else { 0 };
+        let status = held.store.status_after(pair, held.lowest.saturating_add(left), since, later);
+        let at_micros = held.store.at_micros.saturating_add(since);
+        Some(Grant { status, receipt: held.receipt, at_micros, asks_ahead })
+    }
+
+    /// Returns whether the lease has room for a cost.
+    pub(super) fn has_room(&self, cost: u32, now: LocalMicros) -> bool {
+        self.leases().any(|held| held.has_room(cost, now))
     }
 
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
     /// and at most a share of the store's remaining quota. `None` if this process would hold no units, or if nothing may be leased: under
     /// another quota than that of the last use, or after a failure.
     pub(super) fn wanted(&mut self, policy: &Policy, now: LocalMicros) -> Option<u32> {
+        let (held, rate) = (self.units(), self.rate(now));
+        let units = self.at_most(rate, policy, now)?;
+        (units > 0 || held > 0).then_some(units)
+    }
+
+    /// Returns how many units of the next bucket to lease, at least 1: as many as make twice the units that this process grants in a bucket.
+    /// `None` if it holds enough, if it has not granted units in two successive periods, or if too few remain. Until an answer comes
+    /// or the bucket ends, no grant asks again.
+    pub(super) fn wanted_ahead(&mut self, policy: &Policy, now: LocalMicros) -> Option<u32> {
+        self.ahead_at = LocalMicros::MAX;
+        let (rate, held) = (self.rate(now), self.units());
+        let least = if held < self.low {
+            mem::take(&mut self.low)
+        } else if self.next.as_ref().is_some_and(|next| next.units >= rate) {
+            return None;
+        } else {
+            1
+        };
+        let is_steady = self.granted.current > 0 && self.granted.previous > 0;
+        let units = self.at_most(rate.saturating_mul(2).saturating_sub(held), policy, now)?;
+        (is_steady && units >= least).then_some(units)
+    }
+
+    /// Returns the units that this process grants in a period.
+    fn rate(&mut self, now: LocalMicros) -> u32 {
+        self.granted.add(self.precision, now, 0);
+        self.granted.current.max(self.granted.previous)
+    }
+
+    /// Returns these units, or as many as may be leased of them. `None` if nothing may be leased.
+    fn at_most(&self, units: u32, policy: &Policy, now: LocalMicros) -> Option<u32> {
         if self.request.is_some()
             || now < self.paused_until
             || policy.quota_units() != self.policy.quota_units()
         {
             return None;
         }
-        self.granted.add(self.precision, now, 0);
-        let bound = policy.lease().map_or(0, |lease| lease.units());
-        let held = self.units();
-        let rate = self.granted.current.max(self.granted.previous);
-        let units = rate.min(self.remaining / SHARE).min(bound.saturating_sub(held));
-        (units > 0 || held > 0).then_some(units)
+        let (bound, held) = (policy.lease().map_or(0, Lease::units), self.units());
+        Some(units.min(self.remaining / SHARE).min(bound.saturating_sub(held)))
     }
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
@@ -188,7 +249,7 @@ impl LeasedPair {
 
     /// Reads the remaining quota of any status of the store.
     pub(super) fn read(&mut self, status: &Status) {
-        if let Some(held) = &mut self.held {
+        for held in [&mut self.held, &mut self.next].into_iter().flatten() {
             held.lowest = held.lowest.min(status.remaining());
         }
     }
@@ -206,9 +267,9 @@ impl LeasedPair {
 
     /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
-    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Option<RefundPair> {
+    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Vec<RefundPair> {
         let (now, receipt) = (answer.received, answer.receipt);
-        self.learn(answer.status, true, now);
+        self.learn(answer.status, !answer.is_ahead, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
         let is_over = now > until;
         let took = answer.received.saturating_sub(answer.sent);
@@ -219,30 +280,56 @@ impl LeasedPair {
             self.paused_until = now + pause.min(PAUSE);
         }
         self.late = if is_over { self.late.saturating_add(1) } else { 0 };
+        self.took = took;
+        let mut leftovers = self.end_buckets(now);
         if answer.units == 0 {
-            return None;
-        }
-        if is_over || self.ends != ends {
-            return Some(self.leftover(answer.key.clone(), receipt, answer.units));
+            return leftovers;
         }
         let store =
             Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
-        if let Some(held) = self.held.as_mut().filter(|held| held.receipt == receipt) {
-            // The same bucket: both bounds of its end are true.
-            held.units = held.units.saturating_add(answer.units);
-            held.until = held.until.max(until);
-            held.store = store;
-            return None;
-        }
-        let old = self.give_back();
         let (key, units, lowest) = (answer.key.clone(), answer.units, answer.status.remaining());
-        self.held = Some(HeldUnits { key, receipt, units, until, last_grant: now, store, lowest });
-        old
+        let new = HeldUnits { key, receipt, units, until, store, lowest };
+        if is_over || self.ends != ends {
+            leftovers.extend(self.leftover(new));
+            return leftovers;
+        }
+        let leases = [&mut self.held, &mut self.next];
+        let same = leases.into_iter().flatten().find(|held| held.receipt == receipt);
+        let old = if let Some(held) = same {
+            // The same bucket: both bounds of its end are true.
+            held.units = held.units.saturating_add(units);
+            held.until = held.until.max(until);
+            held.store = new.store;
+            None
+        } else if self.held.as_ref().is_some_and(|held| held.until < until) {
+            self.next.replace(new)
+        } else {
+            self.last_grant = now;
+            let old = self.held.replace(new);
+            self.set_ahead();
+            old
+        };
+        // A grant asks early enough that the units which are left last until the answer, even at twice the rate.
+        let during_answer = u64::from(self.rate(now)).saturating_mul(2 * took) / self.precision.max(1);
+        self.low = u32::try_from(during_answer).unwrap_or(u32::MAX).saturating_add(2);
+        leftovers.extend(old.and_then(|old| self.leftover(old)));
+        leftovers
+    }
+
+    /// Sets when a grant asks for units of the bucket after that of the lease: in its last half, or earlier if answers take longer.
+    fn set_ahead(&mut self) {
+        let lead = self.took.max(self.precision / 2);
+        self.ahead_at = self.held.as_ref().map_or(LocalMicros::MAX, |held| held.until.saturating_sub(lead));
     }
 
     /// Returns the units that are left of the lease in this process.
+    #[inline]
     pub(super) fn units(&self) -> u32 {
-        self.held.as_ref().map_or(0, |held| held.units)
+        self.leases().fold(0, |units, held| units.saturating_add(held.units))
+    }
+
+    fn leases(&self) -> impl Iterator<Item = &HeldUnits> {
+        [&self.held, &self.next].into_iter().flatten()
     }
 
     /// Returns when to look at a new lease again. `None` if this is scheduled already, at the same instant or before.
@@ -253,34 +340,57 @@ impl LeasedPair {
     }
 
     /// Ends the lease if its bucket has ended, or if it is idle. Returns its units, and when to look at the lease again.
-    pub(super) fn expire(&mut self, now: LocalMicros) -> (Option<RefundPair>, Option<LocalMicros>) {
-        let is_over = self.due().is_some_and(|due| now >= due);
-        let leftover = if is_over { self.give_back() } else { None };
+    pub(super) fn expire(&mut self, now: LocalMicros) -> (Vec<RefundPair>, Option<LocalMicros>) {
+        let is_idle = now >= self.last_grant + IDLE;
+        let leftovers = if is_idle { self.give_back() } else { self.end_buckets(now) };
         let due = self.due();
         self.is_scheduled = due.is_some();
-        (leftover, due)
+        (leftovers, due)
     }
 
     /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
     fn due(&self) -> Option<LocalMicros> {
         let held = self.held.as_ref()?;
-        Some(held.until.saturating_add(1).min(held.last_grant + IDLE))
+        Some(held.until.saturating_add(1).min(self.last_grant + IDLE))
     }
 
     /// Ends the lease, and every lease that was requested before. Returns its units.
-    pub(super) fn end(&mut self) -> Option<RefundPair> {
+    pub(super) fn end(&mut self) -> Vec<RefundPair> {
         self.ends += 1;
         self.remaining = 0;
         self.give_back()
     }
 
-    fn give_back(&mut self) -> Option<RefundPair> {
-        let held = self.held.take()?;
-        (held.units > 0).then(|| self.leftover(held.key, held.receipt, held.units))
+    fn give_back(&mut self) -> Vec<RefundPair> {
+        let leases = [self.held.take(), self.next.take()];
+        leases.into_iter().flatten().filter_map(|held| self.leftover(held)).collect()
     }
 
-    fn leftover(&self, key: PartitionKey, receipt: Receipt, units: u32) -> RefundPair {
-        RefundPair { key, policy: self.policy.clone(), receipt, units }
+    /// Ends the leases whose buckets have ended. Returns their units.
+    #[inline]
+    fn end_buckets(&mut self, now: LocalMicros) -> Vec<RefundPair> {
+        let mut leftovers = Vec::new();
+        while let Some(ended) = self.held.take_if(|held| now > held.until) {
+            leftovers.extend(self.leftover(ended));
+            self.held = self.next.take();
+            self.set_ahead();
+        }
+        leftovers
+    }
+
+    fn leftover(&self, HeldUnits { key, receipt, units, .. }: HeldUnits) -> Option<RefundPair> {
+        (units > 0).then(|| RefundPair { key, policy: self.policy.clone(), receipt, units })
+    }
+}
+
+/// Returns whether leases of a policy are requested before they are needed.
+fn is_ahead(policy: &Policy) -> bool {
+    policy.lease().is_some_and(Lease::is_ahead)
+}
+
+impl HeldUnits {
+    fn has_room(&self, cost: u32, now: LocalMicros) -> bool {
+        cost <= self.units && now <= self.until
     }
 }
 
@@ -300,10 +410,11 @@ impl Granted {
 }
 
 impl Reply {
-    /// Returns the status of a pair that was granted from a lease: `since` after the reply, with this remaining quota.
-    fn status_after(&self, pair: &Pair, remaining: u32, since: LocalMicros) -> Status {
+    /// Returns the status of a pair that was granted from a lease: `since` after the reply, with this remaining quota. The reset may be
+    /// later than stated by `more`.
+    fn status_after(&self, pair: &Pair, remaining: u32, since: LocalMicros, more: LocalMicros) -> Status {
         let later = |wait: Duration| wait.saturating_sub(Duration::from_micros(since));
-        let reset_after = later(self.status.reset_after());
+        let reset_after = later(self.status.reset_after().saturating_add(Duration::from_micros(more)));
         // If some usage has left since the reply, the next wait is not known. All usage has left at the reset.
         let next_after = match later(self.status.next_after()) {
             wait if wait.is_zero() => reset_after,

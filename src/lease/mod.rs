@@ -6,6 +6,9 @@
 //!
 //! While a lease request is in flight, other checks of the pair wait for it: at most a quarter of their deadline, and once, unless its
 //! answer is too late for a lease. The request runs in a task of its own, so it depends on no caller.
+//!
+//! If the policy says so, a grant also asks for units of the next bucket: no check has to wait at the beginning of a bucket. The store
+//! charges them with the end of the next bucket, and the process may grant them at once.
 
 mod clock;
 mod leased_pair;
@@ -14,7 +17,7 @@ mod return_timers;
 mod returns;
 mod table;
 
-pub(crate) use request::{LeaseLookup, LeaseMiss};
+pub(crate) use request::{LeaseLookup, LeaseMiss, RequestInFlight};
 pub(crate) use table::{Leases, RevokeGuard};
 
 /// Microseconds of the local clock.
@@ -98,7 +101,7 @@ mod tests {
 
     async fn is_leased(leases: &Arc<Leases>, check: &Check) -> bool {
         match leases.lookup(check) {
-            LeaseLookup::Granted(decision) => decision.is_leased(),
+            LeaseLookup::Granted(decision, _) => decision.is_leased(),
             LeaseLookup::Miss(miss) => {
                 assert!(
                     ask(miss, check, |check| async move { Ok(admit(&check)) }).await.unwrap().is_admitted()

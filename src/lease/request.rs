@@ -19,8 +19,8 @@ const WAIT: u32 = 4;
 
 /// The result of a lookup.
 pub(crate) enum LeaseLookup {
-    /// The check is admitted from leases.
-    Granted(Decision),
+    /// The check is admitted from leases. The requests are those for units of the next bucket.
+    Granted(Decision, Vec<RequestInFlight>),
     /// The store must be asked, and the leases learn from its decision.
     Miss(LeaseMiss),
     /// No pair of the check is leased.
@@ -35,7 +35,7 @@ pub(crate) struct LeaseMiss {
 }
 
 /// A lease request. If it is dropped without an answer, nothing is leased for a while.
-struct RequestInFlight {
+pub(crate) struct RequestInFlight {
     leases: Arc<Leases>,
     check: Check,
     request: Request,
@@ -55,10 +55,17 @@ impl Leases {
             return LeaseLookup::Bypass;
         }
         let is_leasable = is_leasable(check);
-        if is_leasable && let Some(decision) = self.grant(check) {
-            return LeaseLookup::Granted(decision);
+        if is_leasable && let Some((decision, asks_ahead)) = self.grant(check) {
+            let requests = if asks_ahead { self.requests_ahead(check) } else { Vec::new() };
+            return LeaseLookup::Granted(decision, requests);
         }
         LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable })
+    }
+
+    #[cold]
+    fn requests_ahead(self: &Arc<Self>, check: &Check) -> Vec<RequestInFlight> {
+        let begun = self.begin_ahead(check).into_iter();
+        begun.map(|(check, request)| RequestInFlight::new(self.clone(), check, request)).collect()
     }
 }
 
@@ -91,7 +98,7 @@ impl LeaseMiss {
                     let has_ended = until(started + deadline / WAIT, request.changed()).await.is_some();
                     // If its answer came after the end of its bucket, another check asks for the units of the next one.
                     let is_late = has_ended && *request.borrow();
-                    if let Some(decision) = leases.grant(&check) {
+                    if let Some((decision, _)) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
                         return granted;
@@ -109,7 +116,7 @@ impl LeaseMiss {
                 return Ok(decision);
             };
             let asked = ask(check.clone().leasing(request.units.iter().copied()), left);
-            let in_flight = RequestInFlight { leases, check, request, progress: RequestProgress::Unsent };
+            let in_flight = RequestInFlight::new(leases, check, request);
             match Handle::try_current() {
                 // Others wait for it, so it must not depend on this caller.
                 Ok(runtime) => runtime
@@ -123,6 +130,18 @@ impl LeaseMiss {
 }
 
 impl RequestInFlight {
+    fn new(leases: Arc<Leases>, check: Check, request: Request) -> Self {
+        Self { leases, check, request, progress: RequestProgress::Unsent }
+    }
+
+    /// Sends a request for units of the next bucket by means of `ask`, in a task of its own. Outside a runtime, drops it.
+    pub(crate) fn start(self, ask: impl FnOnce(Check) -> BoxFuture<Decided>) {
+        if let Ok(runtime) = Handle::try_current() {
+            let asked = ask(self.check.clone());
+            drop(runtime.spawn(self.send(asked)));
+        }
+    }
+
     async fn send(mut self, asked: BoxFuture<Decided>) -> Decided {
         let sent = self.leases.clock.now();
         self.progress = RequestProgress::Sent;

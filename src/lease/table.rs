@@ -17,12 +17,12 @@ use tokio::{
 use super::{
     LocalMicros,
     clock::LocalClock,
-    leased_pair::{LeaseAnswer, LeasedPair},
+    leased_pair::{Grant, LeaseAnswer, LeasedPair},
     return_timers::{ReturnTimers, TimedPair},
 };
 use crate::{
-    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt, Refund, RefundPair},
-    decision::{Decision, Status, Statuses},
+    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Refund, RefundPair},
+    decision::{Decision, Statuses},
     guard::until,
     key::PartitionKey,
     lock::Lock,
@@ -113,18 +113,16 @@ impl Leases {
         Self { clock, shards, timers, namespace, queue, events, waits }
     }
 
-    /// Admits a check from leases, if every pair has leased units for it.
-    pub(super) fn grant(&self, check: &Check) -> Option<Decision> {
+    /// Admits a check from leases, if every pair has leased units for it. Returns also whether to ask for units of the next bucket.
+    pub(super) fn grant(&self, check: &Check) -> Option<(Decision, bool)> {
         let key = key_of(check)?;
         let now = self.clock.now();
-        let decision = if let [pair] = check.pairs() {
-            let (leftover, granted) = self.shard(&key).grant_one(&key, pair, now);
-            if leftover.is_some() {
-                self.return_units(leftover);
-            }
-            let (status, receipt, at_micros) = granted?;
+        let granted = if let [pair] = check.pairs() {
+            let (leftovers, granted) = self.shard(&key).grant_one(&key, pair, now);
+            self.return_units(leftovers);
+            let Grant { status, receipt, at_micros, asks_ahead } = granted?;
             let receipts = if check.purpose() == Purpose::Reserve { [receipt].into() } else { [].into() };
-            Decision::from_lease(at_micros, Statuses::from_buf([status]), receipts)
+            (Decision::from_lease(at_micros, Statuses::from_buf([status]), receipts), asks_ahead)
         } else {
             let mut leftovers = OfPairs::new();
             let granted = self.shard(&key).grant(&key, check, now, &mut leftovers);
@@ -133,7 +131,23 @@ impl Leases {
         };
         let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
         self.events.leased(LeasedUnits::Granted, units);
-        Some(decision)
+        Some(granted)
+    }
+
+    /// Begins requests for units of the next bucket, one for each pair of a check that needs them.
+    pub(super) fn begin_ahead(&self, check: &Check) -> Vec<(Check, Request)> {
+        let Some(key) = key_of(check) else { return Vec::new() };
+        let now = self.clock.now();
+        let mut shard = self.shard(&key);
+        let begin = |pair: &Pair| {
+            let entry = shard.find(&key, &pair.policy)?;
+            let units = entry.wanted_ahead(&pair.policy, now)?;
+            let ends = entry.begin_request(now);
+            let request = Request { units: OfPairs::from_iter([units]), ends: OfPairs::from_iter([ends]) };
+            let pair = Pair::new(pair.key.clone(), pair.policy.clone(), units);
+            Some((check.with_pairs([pair].into()).with_purpose(Purpose::LeaseAhead), request))
+        };
+        check.pairs().iter().filter_map(begin).collect()
     }
 
     /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight. No check waits for a
@@ -163,6 +177,11 @@ impl Leases {
         let key = key_of(check).filter(|_| !decision.is_cached());
         let Some(key) = key else { return Default::default() };
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
+        let is_ahead = check.purpose() == Purpose::LeaseAhead;
+        let leases: OfPairs<u32> = match check.pairs() {
+            pairs if is_ahead => pairs.iter().map(|pair| pair.cost).collect(),
+            _ => decision.leases().iter().copied().collect(),
+        };
         let (mut leftovers, mut held, mut timers) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         // Those who wait for the request are woken last, when the units are granted or queued.
         let mut _ended = OfPairs::new();
@@ -174,10 +193,11 @@ impl Leases {
                 continue;
             };
             let ended = entry.end_request();
-            match (decision.leases().get(i), decision.receipts().get(i)) {
+            match (leases.get(i), decision.receipts().get(i)) {
                 (Some(&units), Some(&receipt)) if is_admitted => {
                     let key = &pair.key;
-                    let answer = LeaseAnswer { key, decision, status, receipt, units, sent, received };
+                    let answer =
+                        LeaseAnswer { key, decision, status, receipt, units, is_ahead, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     if let Some(ended) = ended.as_ref().filter(|_| entry.late > 0) {
@@ -197,7 +217,7 @@ impl Leases {
         }
         drop(shard);
         if is_admitted {
-            self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+            self.events.leased(LeasedUnits::Charged, leases.into_iter().map(u64::from).sum());
         }
         self.return_units(leftovers);
         (held, timers)
@@ -260,8 +280,8 @@ impl Leases {
     /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
     pub(super) fn expire(&self, (key, policy): &TimedPair, now: LocalMicros) -> Option<LocalMicros> {
         let found = self.shard(key).find(key, policy).map(|entry| entry.expire(now));
-        let (leftover, at) = found?;
-        self.return_units(leftover);
+        let (leftovers, at) = found?;
+        self.return_units(leftovers);
         at
     }
 
@@ -284,20 +304,19 @@ impl Shard {
         self.entries.find_mut(key.hash_code(), |entry| entry.is_of(key, policy))
     }
 
-    /// Grants units of one pair, if it has leased units for them. Returns the units of a lease that has ended, and the grant as
-    /// [`LeasedPair::grant`] does.
+    /// Grants units of one pair, if it has leased units for them. Returns the units of leases that have ended, and the grant.
     #[inline]
     fn grant_one(
         &mut self,
         key: &PartitionKey,
         pair: &Pair,
         now: LocalMicros,
-    ) -> (Option<RefundPair>, Option<(Status, Receipt, u64)>) {
+    ) -> (Vec<RefundPair>, Option<Grant>) {
         match self.find(key, &pair.policy) {
             Some(entry) => (entry.begin_use(&pair.policy, now), entry.grant(pair, now)),
             None => {
                 self.insert(key, &pair.policy, now);
-                (None, None)
+                (Vec::new(), None)
             }
         }
     }
@@ -309,7 +328,7 @@ impl Shard {
         check: &Check,
         now: LocalMicros,
         leftovers: &mut OfPairs<RefundPair>,
-    ) -> Option<Decision> {
+    ) -> Option<(Decision, bool)> {
         let mut has_room = true;
         for Pair { policy, cost, .. } in check.pairs() {
             let Some(entry) = self.find(key, policy) else {
@@ -318,22 +337,24 @@ impl Shard {
                 continue;
             };
             leftovers.extend(entry.begin_use(policy, now));
-            has_room &= *cost <= entry.units();
+            has_room &= entry.has_room(*cost, now);
         }
         if !has_room {
             return None;
         }
-        let (mut statuses, mut receipts, mut at_micros) = (Statuses::new(), Vec::new(), 0);
+        let (mut statuses, mut receipts, mut at_micros, mut asks_ahead) =
+            (Statuses::new(), Vec::new(), 0, false);
         for pair in check.pairs() {
-            let (status, receipt, at) = self.find(key, &pair.policy)?.grant(pair, now)?;
-            statuses.push(status);
-            receipts.push(receipt);
-            at_micros = at_micros.max(at);
+            let granted = self.find(key, &pair.policy)?.grant(pair, now)?;
+            statuses.push(granted.status);
+            receipts.push(granted.receipt);
+            at_micros = at_micros.max(granted.at_micros);
+            asks_ahead |= granted.asks_ahead;
         }
         if check.purpose() != Purpose::Reserve {
             receipts.clear();
         }
-        Some(Decision::from_lease(at_micros, statuses, receipts.into()))
+        Some((Decision::from_lease(at_micros, statuses, receipts.into()), asks_ahead))
     }
 
     /// Begins a lease request, if every pair would have leased units after it.
@@ -384,7 +405,9 @@ impl RevokeGuard {
             let mut leftovers = OfPairs::new();
             for pair in self.0.pairs() {
                 let key = pair.key.bounded();
-                leftovers.extend(leases.shard(&key).find(&key, &pair.policy).and_then(LeasedPair::end));
+                leftovers.extend(
+                    leases.shard(&key).find(&key, &pair.policy).map(LeasedPair::end).into_iter().flatten(),
+                );
             }
             leases.return_units(leftovers);
         }

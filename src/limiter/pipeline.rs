@@ -17,7 +17,7 @@ use crate::{
     deny_cache::{CacheLookup, CacheMiss},
     error::{BackendError, Reason},
     guard::before,
-    lease::{LeaseLookup, LeaseMiss},
+    lease::{LeaseLookup, LeaseMiss, RequestInFlight},
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, DecidedPairs},
     outage::OutageRule,
@@ -91,7 +91,10 @@ impl Limiter {
             return known(decided);
         }
         let lease = match leases.as_ref().map(|leases| leases.lookup(check)) {
-            Some(LeaseLookup::Granted(decision)) => return known(Ok(decision)),
+            Some(LeaseLookup::Granted(decision, requests)) => {
+                requests.into_iter().for_each(|request| self.start_lease(request));
+                return known(Ok(decision));
+            }
             Some(LeaseLookup::Miss(miss)) => Some(miss),
             Some(LeaseLookup::Bypass) | None => None,
         };
@@ -101,6 +104,13 @@ impl Limiter {
             Some(CacheLookup::Bypass) | None => None,
         };
         ControlFlow::Continue((lease, denial))
+    }
+
+    /// Starts a lease request for which no check waits.
+    #[cold]
+    fn start_lease(&self, request: RequestInFlight) {
+        let (limiter, deadline) = (self.clone(), self.0.settings.deadline);
+        request.start(|mut check| Box::pin(async move { limiter.ask(&mut check, deadline, None).await }));
     }
 
     /// Asks the backend, behind the guard unless the backend guards its servers itself. The deny cache learns from the answer, and

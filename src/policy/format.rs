@@ -28,7 +28,7 @@ use crate::error::ConfigError;
 /// The form of a headroom.
 const PERCENTAGE: &str = r#"a whole number of percent, "0%" to "99%""#;
 /// The form of a lease.
-const LEASE: &str = "a table, such as `{ up-to = 50 }`";
+const LEASE: &str = "a table, such as `{ up-to = 50 }` or `{ up-to = 50, ahead = true }`";
 const UNLIMITED: &str = "unlimited";
 /// The name of a policy until its name has been read.
 const UNNAMED: &str = "?";
@@ -51,6 +51,12 @@ enum PolicyField {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct LeaseForm {
     up_to: u32,
+    #[serde(default, skip_serializing_if = "is_false")]
+    ahead: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The fields of a policy that have been read.
@@ -282,7 +288,8 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             }
             PolicyField::Lease => {
                 let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
-                self.fields.lease = Some(Lease::up_to(form.up_to));
+                let lease = Lease::up_to(form.up_to);
+                self.fields.lease = Some(if form.ahead { lease.ahead() } else { lease });
             }
             _ => return Err(A::Error::invalid_type(Unexpected::Map, &self)),
         }
@@ -299,7 +306,7 @@ impl<'de> Deserialize<'de> for Policy {
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let has_algorithm = self.algorithm() != Algorithm::default();
-        let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units() });
+        let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units(), ahead: lease.is_ahead() });
         // A gate is always hidden.
         let is_hidden = self.is_hidden() && self.quota().is_some();
         let optional = [has_algorithm, lease.is_some(), is_hidden, self.is_shadow()];

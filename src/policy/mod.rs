@@ -474,14 +474,14 @@ impl Policy {
     /// # Errors
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
-    /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm is another
-    /// one, or if the rate of a [token bucket](Self::token_bucket), a field of a policy [in flight](Self::in_flight) or the anchor of a
+    /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm cannot be
+    /// leased so, or if the rate of a [token bucket](Self::token_bucket), a field of a policy [in flight](Self::in_flight) or the anchor of a
     /// calendar period is not possible.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         let PolicySettings { name, quota, window, .. } = &self.0.settings;
         let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
         if let Some(lease) = self.lease()
-            && properties.bucket_micros.is_none()
+            && !lease.is_possible(&properties)
         {
             return Err(self.invalid_lease(lease));
         }
@@ -560,17 +560,23 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidPolicy`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units.
+    /// Returns [`ConfigError::InvalidPolicy`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units. For a lease
+    /// [ahead](Lease::ahead), the precision must be at most half the window.
     pub fn leased(self, lease: Lease) -> Result<Self, ConfigError> {
-        if lease.units() == 0 || self.properties().bucket_micros.is_none() {
+        if !lease.is_possible(self.properties()) {
             return Err(self.invalid_lease(lease));
         }
         Ok(self.with(|settings| settings.lease = Some(lease)))
     }
 
     fn invalid_lease(&self, lease: Lease) -> ConfigError {
-        let given = format!("{} units", lease.units());
-        let valid = format!("1 to {} quota units, and the algorithm must be sliding buckets", u32::MAX);
+        let (ahead, precision) = match lease.is_ahead() {
+            true => (" ahead", " with a precision of at most half the window"),
+            false => ("", ""),
+        };
+        let given = format!("{} units{ahead}", lease.units());
+        let valid =
+            format!("1 to {} quota units, and the algorithm must be sliding buckets{precision}", u32::MAX);
         ConfigError::invalid_policy(self.name(), "lease of", given, valid)
     }
 

@@ -49,6 +49,12 @@ impl Properties {
         self.has_quota && !self.is_held
     }
 
+    /// Returns the length of a bucket in microseconds, if charges may count from the end of the next bucket: it must be at most a window
+    /// after the last charge.
+    pub(crate) fn next_bucket_micros(&self) -> Option<u64> {
+        self.bucket_micros.map(NonZeroU64::get).filter(|bucket| 2 * bucket <= self.window_micros)
+    }
+
     /// The properties of a type whose charges leave after one window, in their order.
     pub(super) fn new(window: Duration, redis: &'static RedisProperties) -> Self {
         // At most 366 days, or 3.2e13 microseconds.

@@ -17,7 +17,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund_windows: 1,
     key_letters: b"abcefg",
     joins_equal_checks: true,
-    max_records: |_, window, precision| (window / precision.max(1)).saturating_add(2),
+    max_records: |_, window, precision| (window / precision.max(1)).saturating_add(3),
     optional_commands: &[],
 };
 

@@ -159,7 +159,7 @@ impl CrossSlotRun<'_> {
                     let keys = if pairs.keys == Keys::A { Keys::Both } else { pairs.keys };
                     // To take units of several slots is an error, and a debit has no rollback.
                     let purpose = match purpose {
-                        Purpose::TakeUpTo(_) | Purpose::Debit => Purpose::Reserve,
+                        Purpose::TakeUpTo(_) | Purpose::Debit | Purpose::LeaseAhead => Purpose::Reserve,
                         purpose => *purpose,
                     };
                     let check = check(&Pairs { keys, ..pairs.clone() }).with_purpose(purpose);

@@ -100,9 +100,12 @@ impl History {
     }
 
     /// Returns whether the settlement of a charge is that of a charge that had the smaller amount from the start. It is not in a
-    /// token bucket.
+    /// token bucket. After a charge of the next bucket, later charges belong to it, whether it is settled to nothing or not.
     pub fn settles_in_past(&self) -> bool {
+        let is_ahead =
+            |step: &Step| matches!(step.action, Action::Check { purpose: Purpose::LeaseAhead, .. });
         !self.policies.iter().any(|policy| matches!(policy.algorithm, Algorithm::TokenBucket { .. }))
+            && !self.steps.iter().any(is_ahead)
     }
 
     /// Returns the policies, with `quota` as the quota of the first one.
@@ -175,8 +178,9 @@ pub fn histories(most: usize) -> impl Strategy<Value = History> {
         let steps = length.prop_flat_map(move |length| {
             // In half of the histories the clock never goes back.
             let (spans, quotas) = (spans.clone(), quotas.clone());
-            any::<bool>().prop_flat_map(move |back| {
-                prop::collection::vec(step(spans.clone(), quotas.clone(), back), length)
+            // In a quarter of them, some charges are of the next bucket.
+            (any::<bool>(), prop::bool::weighted(0.25)).prop_flat_map(move |(back, leases_ahead)| {
+                prop::collection::vec(step(spans.clone(), quotas.clone(), back, leases_ahead), length)
             })
         });
         steps.prop_map(move |steps| History { policies: policies.clone(), steps })
@@ -235,9 +239,9 @@ fn rate(quota: u32, window: u64, wide: u64) -> Rate {
     if fits { rate } else { Rate::new(1, Duration::from_micros((window / u64::from(quota)).max(1))) }
 }
 
-fn step(spans: Vec<u64>, quotas: Vec<u32>, back: bool) -> impl Strategy<Value = Step> {
+fn step(spans: Vec<u64>, quotas: Vec<u32>, back: bool, leases_ahead: bool) -> impl Strategy<Value = Step> {
     let quota = prop_oneof![19 => Just(None), 1 => (1..12_u32).prop_map(Some)];
-    (movement(spans, back), quota, action(quotas)).prop_map(|(movement, quota, action)| Step {
+    (movement(spans, back), quota, action(quotas, leases_ahead)).prop_map(|(movement, quota, action)| Step {
         movement,
         quota,
         action,
@@ -265,7 +269,7 @@ fn movement(spans: Vec<u64>, back: bool) -> impl Strategy<Value = Movement> {
     })
 }
 
-fn action(quotas: Vec<u32>) -> impl Strategy<Value = Action> {
+fn action(quotas: Vec<u32>, leases_ahead: bool) -> impl Strategy<Value = Action> {
     let most_units = prop_oneof![6 => 0..15_u32, 1 => Just(1_000), 1 => Just(u32::MAX)];
     let purpose = prop_oneof![
         8 => Just(Purpose::Charge),
@@ -273,6 +277,7 @@ fn action(quotas: Vec<u32>) -> impl Strategy<Value = Action> {
         2 => Just(Purpose::Peek),
         3 => most_units.prop_map(Purpose::TakeUpTo),
         1 => Just(Purpose::Debit),
+        3 => Just(if leases_ahead { Purpose::LeaseAhead } else { Purpose::Reserve }),
     ];
     let check = (purpose, pairs(quotas.clone()), prop::bool::weighted(0.3)).prop_map(
         |(purpose, mut pairs, waits)| {

@@ -257,7 +257,7 @@ impl<B: Backend> Run<'_, B> {
 
 /// Returns whether an admission has receipts.
 pub fn has_receipts(purpose: Purpose) -> bool {
-    matches!(purpose, Purpose::Reserve | Purpose::TakeUpTo(_) | Purpose::Debit)
+    matches!(purpose, Purpose::Reserve | Purpose::TakeUpTo(_) | Purpose::Debit | Purpose::LeaseAhead)
 }
 
 /// Returns the check with the costs that were charged, which differ if units were taken.

@@ -180,7 +180,7 @@ async fn compare(
                 // Peeks, takes, debits and checks with shadow pairs are not merged.
                 let purpose = match purpose {
                     Purpose::Peek => Purpose::Charge,
-                    Purpose::TakeUpTo(_) | Purpose::Debit => Purpose::Reserve,
+                    Purpose::TakeUpTo(_) | Purpose::Debit | Purpose::LeaseAhead => Purpose::Reserve,
                     merged => *merged,
                 };
                 let enforced = super::history::Pairs { shadows: 0, ..pairs.clone() };

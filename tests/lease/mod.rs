@@ -1,5 +1,6 @@
 //! Leased units, on a store whose clock the test controls.
 
+mod ahead;
 mod ends;
 mod failures;
 mod grants;

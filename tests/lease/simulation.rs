@@ -95,6 +95,8 @@ struct Settings {
     window: Duration,
     precision: Duration,
     up_to: u32,
+    /// Whether leases are requested before they are needed.
+    is_ahead: bool,
     /// Whether processes crash, replies are lost and callers give up.
     faults: bool,
     /// Whether the store's clock is set forward and back, and the store loses data.
@@ -113,6 +115,7 @@ impl Settings {
             window: precision * random.within(2, 8) as u32 + Duration::from_micros(random.within(0, 10_000)),
             precision,
             up_to: random.within(1, 60) as u32,
+            is_ahead: seed / 6 % 2 == 1,
             faults: !seed.is_multiple_of(3),
             steps,
             settles: seed.is_multiple_of(2) && !steps,
@@ -122,7 +125,8 @@ impl Settings {
     fn policy(&self, name: &str, quota: u32) -> Policy {
         let algorithm = Algorithm::SlidingBuckets { precision: self.precision };
         let policy = Policy::new(name, quota, self.window).unwrap().with_algorithm(algorithm).unwrap();
-        policy.leased(Lease::up_to(self.up_to)).unwrap()
+        let lease = Lease::up_to(self.up_to);
+        policy.leased(if self.is_ahead { lease.ahead() } else { lease }).unwrap()
     }
 
     /// Returns the mean time between the requests of a process, by phases that repeat: a burst, which makes the next lease large; few
@@ -161,14 +165,16 @@ struct Connection {
     refunded: AtomicU64,
     /// The largest request for more units than may be leased.
     above_bound: AtomicU64,
+    /// The number of requests for units of the next bucket.
+    ahead: AtomicU64,
 }
 
 impl Process {
     fn new(store: &Store) -> Self {
         let (store, zero) = (store.clone(), AtomicU64::default);
         let has_crashed = AtomicBool::default();
-        let (unanswered, refunded, above_bound) = (zero(), zero(), zero());
-        Self(Arc::new(Connection { store, has_crashed, unanswered, refunded, above_bound }))
+        let (unanswered, refunded, above_bound, ahead) = (zero(), zero(), zero(), zero());
+        Self(Arc::new(Connection { store, has_crashed, unanswered, refunded, above_bound, ahead }))
     }
 
     async fn wait_if_crashed(&self) {
@@ -182,16 +188,19 @@ impl Backend for Process {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         self.wait_if_crashed().await;
         let Connection { store, unanswered, above_bound, .. } = &*self.0;
-        if check.purpose() != Purpose::Lease {
+        let is_ahead = check.purpose() == Purpose::LeaseAhead;
+        if check.purpose() != Purpose::Lease && !is_ahead {
             return store.check(check).await;
         }
+        self.0.ahead.fetch_add(is_ahead.into(), Ordering::SeqCst);
+        let units = |pair: &Pair| if is_ahead { pair.cost } else { pair.lease };
         for pair in check.pairs() {
             let bound = pair.policy.lease().unwrap().units().min(pair.policy.quota().unwrap() / SHARE);
-            if pair.lease > bound {
-                above_bound.fetch_max(pair.lease.into(), Ordering::SeqCst);
+            if units(pair) > bound {
+                above_bound.fetch_max(units(pair).into(), Ordering::SeqCst);
             }
         }
-        let asked: u64 = check.pairs().iter().map(|pair| u64::from(pair.lease)).sum();
+        let asked: u64 = check.pairs().iter().map(|pair| u64::from(units(pair))).sum();
         // If the limiter drops this future, it stays so.
         unanswered.fetch_add(asked, Ordering::SeqCst);
         let answer = store.check(check).await;
@@ -268,6 +277,8 @@ struct World {
 pub struct Run {
     /// The number of checks that were granted from leases.
     pub leased: usize,
+    /// The number of requests for units of the next bucket, of the processes that have not crashed.
+    pub ahead: u64,
     pub violations: Vec<Violation>,
 }
 
@@ -306,7 +317,8 @@ async fn simulate(seed: u64) -> Run {
         world.check_units(member);
     }
     world.check_quota();
-    Run { leased: world.leased.take(), violations: world.violations.take() }
+    let ahead = members.iter().map(|member| member.process.0.ahead.load(Ordering::SeqCst)).sum();
+    Run { leased: world.leased.take(), ahead, violations: world.violations.take() }
 }
 
 impl World {
@@ -405,14 +417,20 @@ impl World {
         let check = |pair: Pair| limiter.check([pair]);
         let bucket = |at| at / self.settings.precision.as_micros() as u64;
         let (begun, mut is_leased) = (bucket(self.store.now_micros()), false);
+        let shift = self.store.shift();
         for used in 1..=random.within(4, 12) as u32 {
             let Ok(decision) = check(pair(OWN_QUOTA)).await else { return };
             let remaining = decision.statuses()[0].remaining();
-            // At the end of the bucket, units may be on their way to the store.
-            if bucket(self.store.now_micros() + ROUND_TRIP.as_micros() as u64) != begun {
+            // At the end of the bucket, units may be on their way to the store. After a step of its clock, the end is not known.
+            let soon = self.store.now_micros() + ROUND_TRIP.as_micros() as u64;
+            if bucket(soon) != begun || self.store.shift() != shift {
                 return;
             }
             is_leased |= decision.is_leased();
+            // The lost reply to a lease ahead is not that of a check.
+            if remaining < OWN_QUOTA - used && self.settings.is_ahead && self.settings.faults {
+                return;
+            }
             if remaining != OWN_QUOTA - used {
                 self.report(Rule::RemainingIncludesLease, format!("{remaining} after {used} units"));
             }

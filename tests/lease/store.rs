@@ -42,7 +42,7 @@ struct State {
     /// The time of a request and of a reply.
     latency: (Duration, Duration),
     faults: VecDeque<Fault>,
-    /// All checks, with the units to lease of the first pair.
+    /// All checks, with the units to lease of the first pair: of a lease ahead, its cost.
     asked: Vec<(Purpose, u32)>,
     refunds: Vec<u32>,
 }
@@ -111,6 +111,11 @@ impl Store {
     /// Sets the store's clock forward or back.
     pub fn shift_clock(&self, micros: i64) {
         self.state().shift += micros;
+    }
+
+    /// Returns by how much the store's clock was set forward, in microseconds.
+    pub fn shift(&self) -> i64 {
+        self.state().shift
     }
 
     /// Loses the record of a pair.
@@ -189,7 +194,9 @@ impl Backend for Store {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let (request, reply) = self.state().latency;
         let fault = self.state().faults.pop_front().unwrap_or(Fault::None);
-        self.state().asked.push((check.purpose(), check.pairs()[0].lease));
+        let pair = &check.pairs()[0];
+        let units = if check.purpose() == Purpose::LeaseAhead { pair.cost } else { pair.lease };
+        self.state().asked.push((check.purpose(), units));
         if fault == Fault::Refused {
             return Err(BackendError::new(Reason::Busy));
         }

@@ -92,6 +92,10 @@ fn lease_reads_as_it_was_written() {
     let written = serde_json::to_value(&policy).unwrap();
     assert_eq!(written["lease"], json!({"up-to": 50}));
     assert_eq!(serde_json::from_value::<Policy>(written).unwrap().lease(), Some(Lease::up_to(50)));
+    let policy: Policy = toml::from_str(&text.replace("50", "50, ahead = true")).unwrap();
+    assert_eq!(policy.lease(), Some(Lease::up_to(50).ahead()));
+    let written = serde_json::to_value(&policy).unwrap();
+    assert_eq!(written["lease"], json!({"up-to": 50, "ahead": true}));
 }
 
 #[test]
@@ -392,13 +396,13 @@ fn toml_error_names_field_value_and_range() {
             "lease = 50",
             9,
             9,
-            "invalid type: integer `50`, expected the lease: a table, such as `{ up-to = 50 }`".to_owned(),
+            "invalid type: integer `50`, expected the lease: a table, such as `{ up-to = 50 }` or `{ up-to = 50, ahead = true }`".to_owned(),
         ),
         (
             "lease = { units = 50 }",
             9,
             11,
-            "unknown field `units`, expected `up-to`".to_owned(),
+            "unknown field `units`, expected `up-to` or `ahead`".to_owned(),
         ),
         (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the hidden: true or false"#.to_owned()),
         (

@@ -325,8 +325,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "QuotaHolds",
         changes: &[(
             LEASED_PAIR,
-            "held.units = held.units.checked_sub(pair.cost)?;",
-            "held.units = held.units.checked_sub(if PLANTED { pair.cost / 2 } else { pair.cost })?;",
+            "held.units -= pair.cost;",
+            "held.units -= if PLANTED { pair.cost / 2 } else { pair.cost };",
         )],
     },
     Bug {
@@ -334,8 +334,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             LEASED_PAIR,
-            "self.leftover(held.key, held.receipt, held.units)",
-            "self.leftover(held.key, held.receipt, held.units + u32::from(PLANTED))",
+            "policy: self.policy.clone(), receipt, units })",
+            "policy: self.policy.clone(), receipt, units: units + u32::from(PLANTED) })",
         )],
     },
     Bug {
@@ -343,10 +343,19 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             TABLE,
-            "        let (leftover, at) = found?;
-        self.return_units(leftover);",
-            "        let (leftover, at) = found?;
-             self.return_units(leftover.filter(|_| !PLANTED));",
+            "        let (leftovers, at) = found?;
+        self.return_units(leftovers);",
+            "        let (leftovers, at) = found?;
+             self.return_units(leftovers.into_iter().filter(|_| !PLANTED));",
+        )],
+    },
+    Bug {
+        name: "the units of the next bucket are forgotten",
+        rule: "UnitsAreAccounted",
+        changes: &[(
+            LEASED_PAIR,
+            "self.held = self.next.take();",
+            "self.held = self.next.take().filter(|_| !PLANTED);",
         )],
     },
     Bug {
@@ -355,7 +364,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         changes: &[(
             TABLE,
             "leftovers.extend(entry.answer(&answer, ends));",
-            "leftovers.extend(entry.answer(&answer, ends).filter(|_| !PLANTED));",
+            "leftovers.extend(entry.answer(&answer, ends).into_iter().filter(|_| !PLANTED));",
         )],
     },
     Bug {
@@ -372,8 +381,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "LeaseWithinBound",
         changes: &[(
             LEASED_PAIR,
-            ".min(bound.saturating_sub(held));",
-            ".min(if PLANTED { u32::MAX } else { bound.saturating_sub(held) });",
+            ".min(bound.saturating_sub(held))",
+            ".min(if PLANTED { u32::MAX } else { bound.saturating_sub(held) })",
         )],
     },
     Bug {
@@ -381,8 +390,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "LeaseWithinBound",
         changes: &[(
             LEASED_PAIR,
-            "rate.min(self.remaining / SHARE)",
-            "rate.min(if PLANTED { self.remaining } else { self.remaining / SHARE })",
+            "units.min(self.remaining / SHARE)",
+            "units.min(if PLANTED { self.remaining } else { self.remaining / SHARE })",
         )],
     },
     Bug {
@@ -390,8 +399,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "RemainingIncludesLease",
         changes: &[(
             LEASED_PAIR,
-            "held.lowest.saturating_add(held.units)",
-            "held.lowest.saturating_add(if PLANTED { 0 } else { held.units })",
+            "held.lowest.saturating_add(left)",
+            "held.lowest.saturating_add(if PLANTED { 0 } else { left })",
         )],
     },
     Bug {

@@ -2,21 +2,28 @@
 
 use std::{
     sync::{Arc, Mutex},
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
-    Decision, Limiter, MemoryBackend, PartitionKey, Policy,
+    Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
     policy::Lease,
     testing::ManualClock,
 };
 
-use super::rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, backend};
+use super::{
+    proxy::{Cut, Proxy},
+    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, backend},
+};
 use crate::{
     lease::{buckets, store::model},
-    support::server::{Engine, Server},
+    support::{
+        delay::DelayProxy,
+        server::{Engine, Server},
+    },
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -152,6 +159,80 @@ async fn processes_on_redis_never_exceed_quota() {
     let window = window.as_micros() as u64;
     for ((start, _), _) in &grants {
         // Those that were granted within the window, whenever between their two instants.
+        let inside = grants.iter().filter(|((from, to), _)| start <= from && *to < start + window).count();
+        assert!(inside <= QUOTA, "{inside} in a window");
+    }
+}
+
+/// A grant: the instants between which it was made, and whether it was from a lease.
+type Grant = ((u64, u64), bool);
+
+/// Asks at random instants until the runtime ends, and notes the admissions.
+async fn ask_far_away(url: String, policy: Policy, mut random: u64, grants: Arc<Mutex<Vec<Grant>>>) {
+    let backend = RedisBackend::lazy(&url).unwrap();
+    let limiter = Limiter::builder(backend).policy(policy).deadline(SECOND).breaker(None).build().unwrap();
+    let mut checks = tokio::task::JoinSet::new();
+    loop {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // In each second window, the demand is more than the quota.
+        let most = if (unix_micros() / 800_000).is_multiple_of(2) { 9_000 } else { 36_000 };
+        sleep(Duration::from_micros((random >> 33) % most)).await;
+        let (limiter, grants) = (limiter.clone(), grants.clone());
+        checks.spawn(async move {
+            let before = unix_micros();
+            if let Ok(decision) = limiter.check(alice()).await
+                && decision.is_admitted()
+            {
+                let at = decision.at_micros();
+                let is_leased = decision.is_leased();
+                let grant = if is_leased { (before, unix_micros()) } else { (at, at) };
+                grants.lock().unwrap().push((grant, is_leased));
+            }
+        });
+        while checks.try_join_next().is_some() {}
+    }
+}
+
+/// Three processes are 40 ms away from Redis, and lease ahead. They are killed, and replies are cut.
+#[test]
+fn killed_processes_that_lease_ahead_never_exceed_quota() {
+    const QUOTA: usize = 250;
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (window, server, network) = (800 * MILLISECOND, Server::start(Engine::Redis), runtime());
+    let policy = buckets(QUOTA as u32, window, 100 * MILLISECOND).leased(Lease::up_to(40).ahead()).unwrap();
+    let (cuts, far) = network.block_on(async {
+        let cuts = Proxy::before(&server).await;
+        let far = DelayProxy::before_port(cuts.port(), 40 * MILLISECOND).await;
+        (cuts, far)
+    });
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let start = |seed: u64| {
+        let process = runtime();
+        process.spawn(ask_far_away(far.url(), policy.clone(), seed, grants.clone()));
+        process
+    };
+    let mut processes: Vec<_> = (1..=3).map(start).collect();
+    let mut seed = unix_micros();
+    let (started, mut step) = (std::time::Instant::now(), 0);
+    let leased = || grants.lock().unwrap().iter().filter(|(_, is_leased)| *is_leased).count();
+    // On a busy machine, a process needs longer for its leases.
+    while step < 12 || leased() < 50 {
+        assert!(started.elapsed() < TIMEOUT, "the processes grant no 50 units from their leases");
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        thread::sleep(Duration::from_millis(100 + (seed >> 33) % 200));
+        if step % 3 == 1 && step < 12 {
+            cuts.cut_next(Cut::BeforeReply);
+        } else if step % 3 == 2 && step < 12 {
+            let killed = std::mem::replace(&mut processes[(seed >> 40) as usize % 3], start(seed));
+            killed.shutdown_background();
+        }
+        step += 1;
+    }
+    processes.into_iter().for_each(tokio::runtime::Runtime::shutdown_background);
+    let grants = grants.lock().unwrap().clone();
+    let window = window.as_micros() as u64;
+    for ((start, _), _) in &grants {
         let inside = grants.iter().filter(|((from, to), _)| start <= from && *to < start + window).count();
         assert!(inside <= QUOTA, "{inside} in a window");
     }

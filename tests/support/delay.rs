@@ -21,9 +21,13 @@ pub struct DelayProxy {
 
 impl DelayProxy {
     pub async fn before(server: &Server, delay: Duration) -> Self {
+        Self::before_port(server.port(), delay).await
+    }
+
+    /// Returns a proxy in front of a port of this machine.
+    pub async fn before_port(server: u16, delay: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let server = server.port();
         // The task ends with the runtime of the test.
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {

@@ -115,6 +115,14 @@ macro_rules! define_any_count {
                 }
             }
 
+            /// Reads the usage at `clock`, in microseconds, for a charge of [`Purpose::LeaseAhead`].
+            #[cold]
+            pub(super) fn read_ahead(&self, clock: u64, policy: &Policy) -> AnyReading<'_> {
+                match self {
+                    $($(#[$attribute])* Self::$variant(count, _) => AnyReading::$variant(count.read_ahead(clock, policy)),)*
+                }
+            }
+
             /// Reads the usage at `clock`, in microseconds.
             pub(super) fn read(&self, clock: u64, policy: &Policy) -> AnyReading<'_> {
                 match self {
@@ -122,18 +130,22 @@ macro_rules! define_any_count {
                 }
             }
 
-            /// Charges a pair at `clock`. Returns the receipt, if `generations` are given.
+            /// Charges a pair at `clock`. Returns the receipt, if the purpose has receipts.
             pub(super) fn charge(
                 &mut self,
                 clock: u64,
                 PairRef { policy, cost, .. }: PairRef<'_>,
-                generations: Option<&Generations>,
+                purpose: Purpose,
+                generations: &Generations,
             ) -> Receipt {
                 match self {
                     $($(#[$attribute])* Self::$variant(count, _) => {
-                        let instant = <super::$module::$variant as Count>::instant(&count.read(clock, policy));
+                        let instant = <super::$module::$variant as Count>::instant(&match purpose {
+                            Purpose::LeaseAhead => count.read_ahead(clock, policy),
+                            _ => count.read(clock, policy),
+                        });
                         count.charge(instant, cost);
-                        generations.map_or(Receipt::NO_CHARGE, |generations| count.receipt(instant, generations))
+                        if purpose.has_receipts() { count.receipt(instant, generations) } else { Receipt::NO_CHARGE }
                     })*
                 }
             }

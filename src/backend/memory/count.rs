@@ -20,6 +20,11 @@ pub(super) trait Count: Sized {
     /// Reads the usage at `clock`, in microseconds. A record from another clock counts as empty.
     fn read(&self, clock: u64, policy: &Policy) -> Self::Reading<'_>;
 
+    /// Reads the usage for a charge of [`Purpose::LeaseAhead`](crate::check::Purpose::LeaseAhead).
+    fn read_ahead(&self, clock: u64, policy: &Policy) -> Self::Reading<'_> {
+        self.read(clock, policy)
+    }
+
     /// Returns what a charge needs of a reading.
     fn instant(reading: &Self::Reading<'_>) -> Self::Instant;
 

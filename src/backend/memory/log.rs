@@ -68,14 +68,21 @@ impl<R: Recording> Log<R> {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
             return span(clock, self.records.len(), self.records.total());
         };
-        match self.records.get(0) {
-            None => span(now, 0, self.records.total()),
+        let mut span = match self.records.get(0) {
+            None => return span(now, 0, self.records.total()),
             Some(oldest) if oldest.at + window > now => span(now, 0, oldest.start),
             Some(_) => {
                 let expired = self.records.partition_point(|at| at + window <= now);
                 span(now, expired, self.records.start(expired))
             }
+        };
+        if R::IS_SHARED
+            && let Some(newest) = self.records.newest()
+        {
+            // A charge of the next bucket was before: the records stay in order.
+            span.recorded_at = span.recorded_at.max(newest.at);
         }
+        span
     }
 
     fn index_of(&self, receipt: Receipt) -> Option<usize> {
@@ -138,6 +145,14 @@ impl<R: Recording> Count for Log<R> {
     fn read(&self, clock: u64, policy: &Policy) -> LogReading<'_> {
         let span = self.span(clock, policy);
         LogReading { records: &self.records, clock, window: policy.window_micros(), span }
+    }
+
+    fn read_ahead(&self, clock: u64, policy: &Policy) -> LogReading<'_> {
+        let mut reading = self.read(clock, policy);
+        let bucket = policy.properties().next_bucket_micros().unwrap_or(0);
+        let ahead = R::recorded_at(reading.span.now, policy) + bucket;
+        reading.span.recorded_at = reading.span.recorded_at.max(ahead);
+        reading
     }
 
     #[inline]

@@ -223,15 +223,16 @@ impl PairCount {
         Some(decision)
     }
 
-    /// Charges a pair at `clock`. Returns the receipt, if `generations` are given.
+    /// Charges a pair at `clock`. Returns the receipt, if the purpose has receipts.
     pub(super) fn charge(
         &mut self,
         pair: PairRef<'_>,
         clock: u64,
-        generations: Option<&Generations>,
+        purpose: Purpose,
+        generations: &Generations,
     ) -> Receipt {
         self.note_charge(pair);
-        self.count.charge(clock, pair, generations)
+        self.count.charge(clock, pair, purpose, generations)
     }
 
     /// Notes whose charge is the last one.

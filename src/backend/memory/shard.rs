@@ -190,10 +190,9 @@ impl KeyShard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let generations = purpose.has_receipts().then_some(generations);
         let index = self.slots.seek(key);
         if let Some(count) = index.and_then(|index| self.large_count_mut(index, namespace, pair.policy)) {
-            return count.charge(pair, clock, generations);
+            return count.charge(pair, clock, purpose, generations);
         }
         let packed = match index.and_then(|index| self.count(index, namespace, pair.policy)) {
             Some(StoredCount::Unpacked(count)) => Some(count),
@@ -202,7 +201,7 @@ impl KeyShard {
         let is_packed = packed.is_some();
         let mut count = packed.unwrap_or_else(|| AnyCount::new(pair.policy, pair.is_shadow));
         count.note_charge(pair.is_shadow);
-        let receipt = count.charge(clock, pair, generations);
+        let receipt = count.charge(clock, pair, purpose, generations);
         let count = count.packed(pair.policy);
         match index {
             Some(index) if is_packed => self.replace(index, namespace, pair.policy, count),
@@ -354,7 +353,10 @@ impl StoredCount<'_> {
             Self::Large(count) => *count,
             Self::Unpacked(count) => count,
         };
-        let reading = count.read(clock, pair.policy);
+        let reading = match purpose {
+            Purpose::LeaseAhead => count.read_ahead(clock, pair.policy),
+            _ => count.read(clock, pair.policy),
+        };
         PairReading { pair, fits: purpose.exceeds_quota() || reading.admits(pair), reading }
     }
 }

@@ -118,8 +118,10 @@ impl MemoryState {
 
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        if !matches!(check.purpose(), Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. })
-            && !check.has_several_keys()
+        if !matches!(
+            check.purpose(),
+            Purpose::TakeUpTo(_) | Purpose::LeaseAhead | Purpose::LeaveAtMost { .. }
+        ) && !check.has_several_keys()
         {
             let pairs: SmallVec<[PairRef<'_>; FEW_PAIRS]> =
                 check.pairs().iter().map(Pair::borrowed).collect();

@@ -83,8 +83,8 @@ impl RedisBackend {
             // A lease has one partition key, and so one slot.
             Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
             Purpose::Peek => Purpose::Peek,
-            // An answer has one pair, and so one slot.
-            Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. } => {
+            // An answer and a lease of the next bucket have one pair, and so one slot.
+            Purpose::TakeUpTo(_) | Purpose::LeaseAhead | Purpose::LeaveAtMost { .. } => {
                 return Err(BackendError::new(Reason::CrossSlot));
             }
             purpose @ (Purpose::Overage | Purpose::Debit) => {

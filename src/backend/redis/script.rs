@@ -256,6 +256,7 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
             Purpose::Lease => Some("l"),
+            Purpose::LeaseAhead => Some("n"),
             Purpose::TakeUpTo(_) => Some("t"),
             Purpose::Debit => Some("d"),
             Purpose::LeaveAtMost { .. } => Some("a"),

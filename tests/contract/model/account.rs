@@ -25,6 +25,11 @@ pub trait Counting: Send + Sync {
     /// Returns how many parts of a unit that was charged at `charged` count at `now`, if they do not depend on other charges.
     fn share(&self, charged: u64, now: u64) -> u64;
 
+    /// Returns the instant at which a charge at `now` counts as charged. `is_ahead` is whether it is of the next bucket.
+    fn place(&self, _charges: &[Charge], now: u64, _is_ahead: bool) -> u64 {
+        now
+    }
+
     /// Returns the usage at `now`, in parts of a unit.
     fn used(&self, charges: &[Charge], now: u64) -> u64 {
         charges.iter().map(|charge| charge.units * self.share(charge.at, now)).sum()
@@ -89,14 +94,14 @@ impl Account {
         cost == 0 || quota.checked_sub(cost).is_some_and(fits)
     }
 
-    pub fn charge(&mut self, at: u64, id: usize, cost: u32) {
+    pub fn charge(&mut self, at: u64, id: usize, cost: u32, is_ahead: bool) {
         if self.is_foreign(at) {
             (self.charges, self.last) = (Vec::new(), 0);
         }
         let now = at.max(self.last);
         self.charges.push(Charge {
             id,
-            at: now,
+            at: self.counting.place(&self.charges, now, is_ahead),
             units: u64::from(cost),
             refunded: 0,
             limit: self.counting.limit(),

@@ -97,7 +97,7 @@ impl Model {
                 // A shadow pair that denies is not charged.
                 if pair.cost > 0 && status.retry_after().is_zero() {
                     self.foreign += usize::from(account.is_foreign(now));
-                    account.charge(now, id, pair.cost);
+                    account.charge(now, id, pair.cost, check.purpose() == Purpose::LeaseAhead);
                 }
                 handles.push(Handle(id));
             }
@@ -130,12 +130,13 @@ impl Model {
         let admits =
             |pair: &Pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota().unwrap());
         let admitted = check.pairs().iter().all(|pair| pair.is_shadow || admits(pair));
-        let status = |pair| self.status(now, pair, admitted && admits(pair), overage);
+        let status = |pair| self.status(now, pair, admitted && admits(pair), check.purpose());
         Decision::new(now, check.pairs().iter().map(status).collect::<Vec<_>>())
     }
 
-    fn status(&self, now: u64, pair: &Pair, charged: bool, overage: bool) -> Status {
+    fn status(&self, now: u64, pair: &Pair, charged: bool, purpose: Purpose) -> Status {
         let mut account = self.account(pair);
+        let overage = matches!(purpose, Purpose::Overage | Purpose::Debit);
         let (cost, quota) = (pair.cost, pair.policy.quota().unwrap());
         let retry_after = if overage || account.admits(now, cost, quota) {
             Wait::ZERO
@@ -145,7 +146,7 @@ impl Model {
             Wait::For(account.first(now, |at| account.admits(at, cost, quota)))
         };
         if charged && cost > 0 {
-            account.to_mut().charge(now, 0, cost);
+            account.to_mut().charge(now, 0, cost, purpose == Purpose::LeaseAhead);
         }
         let all = u64::from(quota) * account.parts();
         let remaining_at = |at| (all.saturating_sub(account.used(at)) / account.parts()) as u32;
