@@ -8,7 +8,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Limiter, RedisBackend,
+    Limiter, PartitionKey, RedisBackend,
     redis::{Merging, RedisServers},
 };
 
@@ -81,6 +81,30 @@ fn test_undriven(rounds: std::ops::RangeInclusive<u32>, backend: impl Fn() -> Re
 fn undriven_connect_blocks_no_other_runtime() {
     let server = Server::start(Engine::Redis);
     test_undriven(0..=1, || RedisBackend::lazy(&server.url()).unwrap());
+}
+
+/// Their calls are never written, and count as unwritten.
+#[test]
+fn undriven_merged_checks_block_no_other_runtime() {
+    let server = Server::start(Engine::Redis);
+    for rounds in 0..=3 {
+        let driven = runtime();
+        let limiter = with_deadline(driven.block_on(in_mode(&server.url(), Merging::Adaptive)));
+        let start = |user: usize| tokio::spawn(limiter.check(PartitionKey::new("user", user.to_string())));
+        let undriven = runtime();
+        let _checks = undriven.block_on(async {
+            let checks: Vec<_> = (0..40).map(start).collect();
+            for _ in 0..rounds {
+                yield_now().await;
+            }
+            checks
+        });
+        driven.block_on(async {
+            for check in (0..40).map(start).collect::<Vec<_>>() {
+                assert!(check.await.unwrap().is_ok(), "{rounds} rounds");
+            }
+        });
+    }
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl RedisBackendBuilder {
     }
 
     /// Sets whether checks that start at the same time share a script call. By default, they do if at least eight checks are in
-    /// flight at one server. Those of a call that differ are then at most an eighth of them ([`Merging::Adaptive`]).
+    /// flight at one server ([`Merging::Adaptive`]).
     ///
     /// A merged call decides up to 64 checks, one after another, as separate calls would. If their policies can store many records, there
     /// are fewer, so that no call takes longer than 2 ms of the server. Equal checks, which have the same keys,

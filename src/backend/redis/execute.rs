@@ -287,10 +287,10 @@ impl RedisBackend {
             call.set_periods(|| clock.unwrap_or_else(|| server_clock.estimate()));
         }
         let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
-        let max_different = counted.as_ref().and_then(|counted| counted.max_different);
-        let merged = match (*mergeable, &mut *command, &mut *pass, max_different) {
-            (Some(check), Command::Script(_, call), Some(pass), Some(max_different)) if !pass.is_probe() => {
-                Box::pin(self.send_merged(check, *slot, call, pass, connection, max_different)).await
+        let in_flight = counted.as_ref().and_then(|counted| counted.in_flight);
+        let merged = match (*mergeable, &mut *command, &mut *pass, in_flight) {
+            (Some(check), Command::Script(_, call), Some(pass), Some(in_flight)) if !pass.is_probe() => {
+                Box::pin(self.send_merged(check, *slot, call, pass, connection, in_flight)).await
             }
             _ => None,
         };
@@ -320,10 +320,10 @@ impl RedisBackend {
         call: &mut Call,
         pass: &mut Pass,
         connection: &Connection,
-        max_different: usize,
+        in_flight: usize,
     ) -> Option<RedisResult<Value>> {
         let key = GroupKey::new(check, slot, connection, self.injected_micros())?;
-        let pending = self.merger.join(key, call, pass, connection, &self.scripts, max_different);
+        let pending = self.merger.join(key, call, pass, connection, &self.scripts, in_flight);
         let Some(merged) = pending.outcome(&self.unanswered, pass).await else {
             let text = "the runtime of a merged call has shut down";
             return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));

@@ -82,7 +82,7 @@ struct Unanswered<'a> {
 impl Batch {
     /// Returns whether a check may join: whether the call then has at most so many checks that differ, and stays short, however many
     /// records its keys hold.
-    pub(super) fn has_room(&self, check: CheckTime, max_different: usize) -> bool {
+    pub(super) fn has_room(&self, check: CheckTime, max_different: Option<usize>) -> bool {
         self.0.lock().time.has_room(check, max_different)
     }
 

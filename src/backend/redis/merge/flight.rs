@@ -1,6 +1,15 @@
 //! The task of a batch: closes it, sends its call, and gives each check its reply.
 
-use std::{iter::repeat_with, mem, pin::pin, sync::Arc, time::Duration};
+use std::{
+    iter::repeat_with,
+    mem,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::future::{Either, select};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -30,6 +39,13 @@ use crate::{
 /// is silent.
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
+/// The most calls of a connection that a thread gives to the task that writes them before this task runs. Thus the thread reads the first
+/// replies while the server decides the other checks.
+const MAX_UNWRITTEN: usize = 2;
+
+/// How often a call lets the tasks that are ready run before it is sent nevertheless, because the others may be those of a blocked runtime.
+const MAX_YIELDS: usize = 8;
+
 /// A batch on its way. If it is dropped before it is written, its checks are given back.
 struct Flight {
     batch: Arc<Batch>,
@@ -38,11 +54,12 @@ struct Flight {
     connection: Connection,
     scripts: Arc<Scripts>,
     opened: Instant,
+    /// Whether the call waits until few others are unwritten.
+    takes_turns: bool,
 }
 
 impl Merger {
-    /// Joins the open batch of a group, or opens one. Takes the call. Checks that equal none of the batch join until `max_different`
-    /// differ.
+    /// Joins the open batch of a group, or opens one. Takes the call. `in_flight` is the number of checks in flight.
     pub(crate) fn join(
         &self,
         key: GroupKey,
@@ -50,9 +67,10 @@ impl Merger {
         pass: &mut Pass,
         connection: &Connection,
         scripts: &Arc<Scripts>,
-        max_different: usize,
+        in_flight: usize,
     ) -> PendingReply {
         let (groups, time) = (&self.groups, CheckTime::from_call(call));
+        let max_different = self.max_different(&key, in_flight);
         let mut open = groups.open.lock();
         let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time, max_different)) {
             Some(batch) => (batch.clone(), false),
@@ -70,7 +88,9 @@ impl Merger {
         if is_new {
             let (connection, scripts, groups) = (connection.clone(), scripts.clone(), groups.clone());
             let opened = Instant::now();
-            tokio::spawn(Flight { batch, groups, key, connection, scripts, opened }.run());
+            let takes_turns = max_different.is_some();
+            let flight = Flight { batch, groups, key, connection, scripts, opened, takes_turns };
+            tokio::spawn(flight.run());
         }
         pending
     }
@@ -80,6 +100,7 @@ impl Flight {
     /// Waits until the tasks that are ready have run, and sends the checks that have joined by then.
     async fn run(self) {
         yield_now().await;
+        let unwritten = Unwritten::begin(&self.connection.server().unwritten, self.takes_turns).await;
         self.groups.detach(&self.key, &self.batch);
         let mut checks = self.batch.write();
         if let Some(report) = &checks.report {
@@ -88,8 +109,8 @@ impl Flight {
         let replies = match &mut checks.waiting[..] {
             [] => return,
             // The reply is the one that the check waits for.
-            [(call, caller)] => self.send_one(call, caller, &mut checks.report).await,
-            _ => self.send_all(&mut checks).await,
+            [(call, caller)] => self.send_one(call, caller, &mut checks.report, unwritten).await,
+            _ => self.send_all(&mut checks, unwritten).await,
         };
         self.batch.end();
         if let Some(replies) = replies {
@@ -102,13 +123,18 @@ impl Flight {
         call: &mut Call,
         caller: &mut Caller,
         report: &mut Option<CallReport>,
+        unwritten: Unwritten<'_>,
     ) -> Option<Vec<RedisResult<Value>>> {
         let command = Command::Script(&self.scripts.check, call);
-        let reply = command.send(&self.connection, Instant::now());
+        let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
         Some(vec![self.while_awaited(reply, caller.closed(), report).await?])
     }
 
-    async fn send_all(&self, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
+    async fn send_all(
+        &self,
+        checks: &mut Checks,
+        unwritten: Unwritten<'_>,
+    ) -> Option<Vec<RedisResult<Value>>> {
         let mut merged = Merged::new(&checks.waiting.iter().map(|(call, _)| call).collect::<Vec<_>>());
         let all_gone = async {
             for (_, caller) in &mut checks.waiting {
@@ -116,7 +142,7 @@ impl Flight {
             }
         };
         let command = Command::Script(&self.scripts.merged, &mut merged.call);
-        let reply = command.send(&self.connection, Instant::now());
+        let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
         let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
         let to_all = |error: RedisError| vec![Err(error); checks.waiting.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
@@ -167,6 +193,39 @@ impl Flight {
             guard.answered_late();
         }
         None
+    }
+}
+
+/// A call in the number of those that may not be written yet.
+struct Unwritten<'a>(&'a AtomicUsize);
+
+impl<'a> Unwritten<'a> {
+    /// Counts a call. Before, if it takes turns, lets other tasks run until few calls are unwritten.
+    async fn begin(calls: &'a AtomicUsize, takes_turns: bool) -> Self {
+        let mut yields = 0;
+        while takes_turns && calls.load(Ordering::Relaxed) >= MAX_UNWRITTEN && yields < MAX_YIELDS {
+            yield_now().await;
+            yields += 1;
+        }
+        calls.fetch_add(1, Ordering::Relaxed);
+        Self(calls)
+    }
+
+    /// Waits for the reply to this call. It is written once the tasks that were ready have run.
+    async fn until_written<T>(self, reply: impl Future<Output = T>) -> T {
+        match select(pin!(reply), pin!(yield_now())).await {
+            Either::Left((reply, _)) => reply,
+            Either::Right(((), reply)) => {
+                drop(self);
+                reply.await
+            }
+        }
+    }
+}
+
+impl Drop for Unwritten<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{
 /// The number of checks in flight from which a call for several equal checks costs less than a call for each.
 const ADAPTIVE_IN_FLIGHT: usize = 8;
 
-/// The number of calls among which adaptive merging divides the checks in flight. With fewer, the server and a client with one thread
-/// would wait for each other in turn.
+/// The number of calls among which adaptive merging divides the checks in flight of a runtime with one thread. With fewer, this thread and
+/// the server would wait for each other in turn.
 const ADAPTIVE_CALLS: usize = 8;
 
 /// The number of counters of checks in flight. Two servers or slots may share a counter. Then their checks are merged sooner.
@@ -40,8 +40,8 @@ pub enum Merging {
     Off,
     /// Checks are merged if at least one other check is in flight.
     On,
-    /// Checks are merged if at least seven others are in flight. The checks of one call that differ are at most an eighth of those in
-    /// flight, and equal ones are up to 64. This is the default.
+    /// Checks are merged if at least seven others are in flight. On a runtime with one thread, the checks of one call that differ are at
+    /// most an eighth of those in flight. This is the default.
     #[default]
     Adaptive,
 }
@@ -51,8 +51,8 @@ pub enum Merging {
 pub(crate) struct Merger {
     /// The number of checks in flight from which they are merged. `None` if they never are.
     min_in_flight: Option<usize>,
-    /// The number of calls among which the checks in flight are divided.
-    calls: usize,
+    /// Whether a runtime with one thread divides its checks among several calls.
+    divides: bool,
     pub(super) groups: Arc<BatchGroups>,
 }
 
@@ -75,6 +75,7 @@ pub(crate) struct GroupKey {
     purpose: Purpose,
     /// A batch is driven by the runtime of its checks, so that no other runtime can stop them.
     runtime: runtime::Id,
+    has_one_thread: bool,
     /// The instant of an injected clock.
     at_micros: Option<u64>,
 }
@@ -89,20 +90,20 @@ impl Hash for GroupKey {
 /// A check in the count of its server and slot. Dropping it ends its part of the count.
 pub(crate) struct CountedCheck<'a> {
     counter: &'a AtomicUsize,
-    /// The most checks in one call that differ. `None` if too few are in flight to merge them.
-    pub(crate) max_different: Option<usize>,
+    /// The number of checks in flight, if these are enough to merge them.
+    pub(crate) in_flight: Option<usize>,
 }
 
 impl Merger {
     pub(crate) fn new(merging: Merging) -> Self {
-        let (min_in_flight, calls) = match merging {
-            Merging::Off => (None, 1),
-            Merging::On => (Some(2), 1),
-            Merging::Adaptive => (Some(ADAPTIVE_IN_FLIGHT), ADAPTIVE_CALLS),
+        let min_in_flight = match merging {
+            Merging::Off => None,
+            Merging::On => Some(2),
+            Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
         };
         let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
         let groups = BatchGroups { in_flight, next_number: AtomicUsize::new(0), open: Lock::default() };
-        Self { min_in_flight, calls, groups: Arc::new(groups) }
+        Self { min_in_flight, divides: merging == Merging::Adaptive, groups: Arc::new(groups) }
     }
 
     /// Counts a check as in flight at a server. Returns `None` if it is not merged, however many others are in flight.
@@ -111,8 +112,15 @@ impl Merger {
         let min_in_flight = self.min_in_flight.filter(|_| !connection.is_asking())?;
         let counter = self.groups.counter(connection.server(), slot)?;
         let in_flight = counter.fetch_add(1, Ordering::Relaxed) + 1;
-        let max_different = (in_flight >= min_in_flight).then_some(in_flight / self.calls);
-        Some(CountedCheck { counter, max_different })
+        Some(CountedCheck {
+            counter,
+            in_flight: Some(in_flight).filter(|in_flight| *in_flight >= min_in_flight),
+        })
+    }
+
+    /// Returns the most checks of one call that differ, with this number in flight. `None` if it has no such limit.
+    pub(super) fn max_different(&self, key: &GroupKey, in_flight: usize) -> Option<usize> {
+        (self.divides && key.has_one_thread).then_some(in_flight / ADAPTIVE_CALLS)
     }
 }
 
@@ -124,12 +132,14 @@ impl GroupKey {
         connection: &Connection,
         at_micros: Option<u64>,
     ) -> Option<Self> {
+        let runtime = Handle::try_current().ok()?;
         Some(Self {
             server: Arc::as_ptr(connection.server()).addr(),
             slot,
             namespace: check.scope().clone(),
             purpose: check.purpose(),
-            runtime: Handle::try_current().ok()?.id(),
+            runtime: runtime.id(),
+            has_one_thread: runtime.metrics().num_workers() == 1,
             at_micros,
         })
     }

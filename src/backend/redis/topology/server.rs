@@ -42,10 +42,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const ROLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// The number of attempts that a check waits for, if they are replaced or end with their runtime.
 const MAX_ATTEMPTS: usize = 3;
-
-/// The most calls that wait for the task that writes them. A client with one thread thus writes while others of its checks are ready,
-/// and the server works meanwhile. With the default of 50, they would wait for each other in turn.
-const MAX_UNWRITTEN: usize = 4;
 /// A connection is dropped when a command is abandoned after the server has been silent for this long. The server may be gone
 /// without closing the connection, and another server may have replaced it.
 const MAX_SILENCE: Duration = Duration::from_millis(500);
@@ -414,7 +410,6 @@ impl ServerInner {
         let state = Arc::<ServerState>::default();
         let (server, lost) = (Arc::downgrade(self), state.clone());
         let mut config = AsyncConnectionConfig::new()
-            .set_pipeline_buffer_size(MAX_UNWRITTEN)
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // The limiter's deadline is the only one.
             .set_response_timeout(None);

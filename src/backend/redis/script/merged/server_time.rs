@@ -44,9 +44,9 @@ impl CheckTime {
 impl CallTime {
     /// Returns whether the call may decide this check, too: whether it equals one of the call or fewer than `max_different` differ, and
     /// the call stays short.
-    pub(crate) fn has_room(&self, check: CheckTime, max_different: usize) -> bool {
+    pub(crate) fn has_room(&self, check: CheckTime, max_different: Option<usize>) -> bool {
         let is_known = self.decisions.iter().any(|(identity, _)| *identity == check.identity);
-        (is_known || self.decisions.len() < max_different)
+        (is_known || max_different.is_none_or(|most| self.decisions.len() < most))
             && self.micros + self.more_decisions(check) * check.micros <= MAX_MICROS
     }
 
