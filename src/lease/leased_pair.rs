@@ -158,17 +158,21 @@ impl LeasedPair {
         let has_room = |held: &&mut HeldUnits| held.has_room(pair.cost, now);
         let held = self.held.as_mut().filter(has_room).or(self.next.as_mut().filter(has_room))?;
         held.units -= pair.cost;
-        self.last_grant = now;
-        self.granted.add(self.precision, now, pair.cost);
-        let asks_ahead =
-            (now >= self.ahead_at || left < self.low) && self.request.is_none() && is_ahead(&pair.policy);
         // The server's clock has counted at least this.
         let since = drift::min_elapsed_elsewhere(now.saturating_sub(held.store.received));
         // The units of a next bucket, of any process, leave one bucket later.
         let later = if is_ahead(&pair.policy) { self.precision } else { 0 };
         let status = held.store.status_after(pair, held.lowest.saturating_add(left), since, later);
-        let at_micros = held.store.at_micros.saturating_add(since);
-        Some(Grant { status, receipt: held.receipt, at_micros, asks_ahead })
+        let (receipt, at_micros) = (held.receipt, held.store.at_micros.saturating_add(since));
+        self.last_grant = now;
+        self.granted.add(self.precision, now, pair.cost);
+        Some(Grant { status, receipt, at_micros, asks_ahead: self.asks_ahead(&pair.policy, now) })
+    }
+
+    /// Returns whether units of the next bucket are due.
+    #[inline]
+    fn asks_ahead(&self, policy: &Policy, now: LocalMicros) -> bool {
+        (now >= self.ahead_at || self.units() < self.low) && self.request.is_none() && is_ahead(policy)
     }
 
     /// Returns whether the lease has room for a cost.
@@ -186,9 +190,13 @@ impl LeasedPair {
     }
 
     /// Returns how many units of the next bucket to lease, at least 1: as many as make twice the units that this process grants in a bucket.
-    /// `None` if it holds enough, if it has not granted units in two successive periods, or if too few remain. Until an answer comes
-    /// or the bucket ends, no grant asks again.
+    /// `None` if none are due, if it holds enough, if it has not granted units in two successive periods, or if too few remain. Until an
+    /// answer comes or the bucket ends, no grant asks again.
     pub(super) fn wanted_ahead(&mut self, policy: &Policy, now: LocalMicros) -> Option<u32> {
+        // Another pair of the check may have asked.
+        if !self.asks_ahead(policy, now) {
+            return None;
+        }
         self.ahead_at = LocalMicros::MAX;
         let (rate, held) = (self.rate(now), self.units());
         let least = if held < self.low {

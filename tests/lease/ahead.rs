@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance, sleep};
 use tower_sliding_window::{
-    Limiter, MemoryBackend, Policy,
+    Algorithm, Limiter, MemoryBackend, Policy,
     backend::{Backend, Check, Pair, Purpose},
     policy::Lease,
     testing::ManualClock,
 };
 
 use super::store::{Fault, Store};
-use super::{MILLISECOND, PRECISION, SECOND, alice, buckets, check, limiter, next_bucket, remaining};
+use super::{
+    MILLISECOND, PRECISION, SECOND, alice, buckets, builder, check, limiter, next_bucket, remaining,
+};
 
 /// Returns a policy with a window of a second and buckets of 100 ms.
 fn ahead(quota: u32, up_to: u32) -> Policy {
@@ -92,6 +94,28 @@ async fn lease_ahead_needs_steady_rate() {
     }
     let [needed, ahead] = leases(&store);
     assert!(needed > 0 && ahead == 0, "{needed} and {ahead}");
+}
+
+/// The other policy of the check has a lease that is requested when it is needed, or longer buckets.
+#[tokio::test(start_paused = true)]
+async fn policy_asks_ahead_by_its_own_lease() {
+    for (lease, most) in [(Lease::up_to(400), 20), (Lease::up_to(400).ahead(), 24)] {
+        let store = Store::new().with_latency(10 * MILLISECOND, 10 * MILLISECOND);
+        let precision = 5 * PRECISION;
+        let slow = Policy::new("slow", 100_000, 5 * SECOND).unwrap();
+        let slow =
+            slow.with_algorithm(Algorithm::SlidingBuckets { precision }).unwrap().leased(lease).unwrap();
+        let limiter = builder(&store, ahead(10_000, 100)).policy(slow).build().unwrap();
+        next_bucket(&store).await;
+        let _ = steady_checks(&limiter, 60).await;
+        leases(&store);
+        let _ = steady_checks(&limiter, 400).await;
+        let [needed, ahead] = leases(&store);
+        assert!(
+            ahead <= most,
+            "{needed} and {ahead} lease requests in twenty buckets, and four of the other policy"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
