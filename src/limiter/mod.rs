@@ -539,15 +539,16 @@ impl Limiter {
     /// seconds. A rollback whose runtime does not run is then counted as lost.
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
-    /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned.
+    /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines for each,
+    /// if their runtimes run.
     pub async fn drain(&self) {
-        if let Some(learner) = &self.0.learner {
-            learner.tasks.closed().await;
-        }
         if let Some(leases) = &self.0.leases {
             leases.drain(self.0.settings.deadline).await;
         }
         self.0.queue.drain().await;
+        if let Some(learner) = &self.0.learner {
+            learner.tasks.closed().await;
+        }
         self.0.backend.drain().await;
     }
 
