@@ -48,6 +48,8 @@ impl Lease {
     pub const fn is_ahead(self) -> bool {
         self.is_ahead
     }
+
+    /// Returns whether a policy with these properties can be leased in this way.
     pub(super) fn is_possible(self, properties: &Properties) -> bool {
         let is_precise = properties.next_bucket_micros().is_some() || !self.is_ahead;
         self.units > 0 && properties.bucket_micros.is_some() && is_precise

@@ -1,5 +1,5 @@
-//! The thread that releases, renews and restores units, and what it shares. It has a runtime and connections of its own, so that no blocked runtime of the
-//! service stops a renewal.
+//! The thread that releases, renews and restores units, and what it shares. It has a runtime and connections of its own, so that no blocked
+//! runtime of the service stops a renewal.
 
 use std::{
     future::poll_fn,
