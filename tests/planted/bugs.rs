@@ -264,7 +264,7 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoDoubleCharge",
         changes: &[(
             FLIGHT,
-            "let reply = command.send(&self.connection, Instant::now());
+            "let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
         let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
         let to_all",
             "let reply = async {
