@@ -5,7 +5,7 @@ use std::{
     cmp::Ordering,
     fmt,
     hash::{BuildHasher, Hash, Hasher, RandomState},
-    num::NonZeroU8,
+    num::NonZeroU64,
     sync::{Arc, LazyLock},
 };
 
@@ -54,15 +54,15 @@ enum Repr {
     Shared(Allocated),
 }
 
-/// A short key. Its size is a whole number of words, so that a copy does not read parts of words that were just written.
+/// A short key. It consists of whole words, also without its hash, which tells it from a long key. So a copy does not read parts of words
+/// that were just written.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Inline {
     /// The hash of the bytes, computed once for all maps of this process.
-    hash: u64,
-    buffer: [u8; MAX_INLINE],
-    /// The length plus one.
-    end: NonZeroU8,
+    hash: NonZeroU64,
+    /// The bytes, and their length in the last one.
+    buffer: [u8; MAX_INLINE + 1],
 }
 
 #[derive(Clone)]
@@ -76,16 +76,13 @@ impl Repr {
     /// Concatenates the fields. Inlined, so that the compiler knows the number of fields and those of one byte.
     #[inline(always)]
     fn new(fields: [&[u8]; 4]) -> Self {
-        let mut buffer = [0; MAX_INLINE];
-        // The length is at most `MAX_INLINE`.
-        match concatenate(&mut buffer, fields) {
+        let mut buffer = [0; MAX_INLINE + 1];
+        match concatenate(&mut buffer[..MAX_INLINE], fields) {
             Some(length) => {
-                let end = NonZeroU8::MIN.saturating_add(length as u8);
-                Self::Inline(Inline {
-                    hash: hash_code(buffer.get(..length).unwrap_or_default()),
-                    buffer,
-                    end,
-                })
+                let hash = nonzero_hash(buffer.get(..length).unwrap_or_default());
+                // At most `MAX_INLINE`.
+                buffer[MAX_INLINE] = length as u8;
+                Self::Inline(Inline { hash, buffer })
             }
             None => Self::shared(fields),
         }
@@ -107,10 +104,15 @@ impl Repr {
 /// the operating system.
 #[inline]
 pub(crate) fn hash_code(bytes: &[u8]) -> u64 {
+    nonzero_hash(bytes).get()
+}
+
+#[inline]
+fn nonzero_hash(bytes: &[u8]) -> NonZeroU64 {
     static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let mut hasher = HASHER.build_hasher();
     hasher.write(bytes);
-    hasher.finish()
+    NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MIN)
 }
 
 impl PartitionKey {
@@ -164,8 +166,8 @@ impl PartitionKey {
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Repr::Inline(Inline { buffer, end, .. }) => {
-                buffer.get(..usize::from(end.get()) - 1).unwrap_or_default()
+            Repr::Inline(Inline { buffer, .. }) => {
+                buffer.get(..usize::from(buffer[MAX_INLINE])).unwrap_or_default()
             }
             Repr::Shared(Allocated { bytes, .. }) => bytes,
         }
@@ -175,7 +177,8 @@ impl PartitionKey {
     #[inline]
     pub(crate) fn hash_code(&self) -> u64 {
         match &self.0 {
-            Repr::Inline(Inline { hash, .. }) | Repr::Shared(Allocated { hash, .. }) => *hash,
+            Repr::Inline(Inline { hash, .. }) => hash.get(),
+            Repr::Shared(Allocated { hash, .. }) => *hash,
         }
     }
 
@@ -374,9 +377,8 @@ mod tests {
         for value in ["bob", &"b".repeat(MAX_INLINE)] {
             let mut bob = PartitionKey::new("user", value);
             match &mut bob.0 {
-                Repr::Inline(Inline { hash, .. }) | Repr::Shared(Allocated { hash, .. }) => {
-                    *hash = alice.hash_code()
-                }
+                Repr::Inline(Inline { hash, .. }) => *hash = NonZeroU64::new(alice.hash_code()).unwrap(),
+                Repr::Shared(Allocated { hash, .. }) => *hash = alice.hash_code(),
             }
             assert_ne!(alice, bob);
             let mut map = HashMap::<_, _, BuildHasherDefault<KeyHasher>>::default();
