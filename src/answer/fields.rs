@@ -5,6 +5,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     time::Duration,
 };
@@ -16,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Status, Wait},
+    lock::Lock,
     policy::{Policy, PolicyText},
 };
 
@@ -250,7 +252,7 @@ pub(super) fn text(policy: &Policy) -> &PolicyText {
             }
             let _ = name_only.bare_item(name);
         }
-        let member = list.finish().and_then(|member| HeaderValue::try_from(member).ok());
+        let member = list.finish().and_then(repeated);
         let name = name_only.finish().unwrap_or_default();
         PolicyText {
             policy: member.unwrap_or(HeaderValue::from_static("")),
@@ -258,6 +260,22 @@ pub(super) fn text(policy: &Policy) -> &PolicyText {
             json_name: serde_json::to_vec(policy.name()).unwrap_or_default().into(),
         }
     })
+}
+
+/// Returns a value that many responses repeat. The first values of a process are kept until its end: their clones share no counter, which
+/// threads would change in turn.
+fn repeated(line: String) -> Option<HeaderValue> {
+    /// The values of most services. A service that invents policies has more.
+    const MAX_KEPT: usize = 256;
+    static KEPT: Lock<BTreeSet<&'static str>> = Lock::new(BTreeSet::new());
+    let mut kept = KEPT.lock();
+    let known = kept.get(line.as_str()).copied();
+    if known.is_none() && kept.len() >= MAX_KEPT {
+        return HeaderValue::try_from(line).ok();
+    }
+    let line = known.unwrap_or_else(|| line.leak());
+    kept.insert(line);
+    HeaderValue::from_maybe_shared(Bytes::from_static(line.as_bytes())).ok()
 }
 
 /// Returns the window in seconds, if it is a whole number of them.
