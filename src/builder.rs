@@ -641,7 +641,8 @@ impl Builder {
         }
         let counts_by_peer = self.limits().any(Limit::counts_by_peer);
         let peers = counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone())));
-        Http { first: self.first, peers, tables: tables.map(Arc::new), options: self.options }
+        let is_plain = peers.is_none() && tables.is_none() && self.options.are_plain();
+        Http { first: self.first, peers, tables: tables.map(Arc::new), options: self.options, is_plain }
     }
 
     fn may_lack_policies(&self) -> bool {

@@ -49,6 +49,8 @@ pub struct Http {
     /// `None` if no limit chooses from a policy table.
     pub(crate) tables: Option<Arc<Tables>>,
     pub(crate) options: HttpOptions,
+    /// Whether the draft of a request is that of the first limit, without any option.
+    pub(crate) is_plain: bool,
 }
 
 /// What the builder of a layer may add to its first limit.
@@ -76,6 +78,16 @@ pub(crate) struct HttpOptions {
 #[derive(Clone, Debug)]
 pub struct SameBody(pub(crate) Http);
 
+impl HttpOptions {
+    /// Returns whether no option changes the draft of a request.
+    pub(crate) fn are_plain(&self) -> bool {
+        let Self { plan, others, exempt, shadow, enforce_percent, outage, outage_by, settle, .. } = self;
+        let has_closure = plan.is_some() || exempt.is_some() || shadow.is_some() || outage_by.is_some();
+        let has_rule = enforce_percent.is_some() || outage.is_some() || settle.is_some();
+        !(has_closure || has_rule || !others.is_empty() || self.unsettled.is_some() || self.clamps)
+    }
+}
+
 impl Http {
     /// Returns the protocol that keeps the types of bodies.
     ///
@@ -89,9 +101,13 @@ impl Http {
         Ok(SameBody(Self { tables, ..self.clone() }))
     }
 
-    // The draft is changed in its place: to move it costs more than to change it.
     #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        if self.is_plain { self.first.draft_with_limiter(head) } else { self.draft_with_options(head) }
+    }
+
+    // The draft is changed in its place: to move it costs more than to change it.
+    fn draft_with_options(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
         let is_exempt = self.options.exempt.as_ref().is_some_and(|exempt| exempt(head));
         if !is_exempt && let Some(peers) = &self.peers {
             peers.count(head.headers);
@@ -118,7 +134,6 @@ impl Http {
     }
 
     /// Adds the further limits, and the rules of this layer.
-    #[inline]
     fn complete(&self, draft: &mut Draft, head: &Head<'_>, is_shadow: bool) -> Result<(), KeyError> {
         for limit in &self.options.others {
             let other = limit.draft(head).or_else(|error| or_uncounted(error, is_shadow))?;
