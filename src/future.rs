@@ -4,7 +4,6 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -12,7 +11,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    layer_core::LayerCore,
+    layer_core::LocalCore,
     limiter::{Admission, Admitting, Rejection},
     protocol::{Http, Protocol},
     when_denied::{DenyAtOnce, WhenDenied},
@@ -41,12 +40,12 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: Admitting, kept: Option<(S, Req)>, core: Arc<LayerCore<P>> },
+        Checking { admitting: Admitting, kept: Option<(S, Req)>, core: LocalCore<P> },
         /// The inner service runs.
         Running {
             #[pin]
             running: F,
-            core: Arc<LayerCore<P>>,
+            core: LocalCore<P>,
             // None for an exempt request.
             admission: Option<Admission>,
         },
@@ -62,11 +61,11 @@ where
     P: Protocol<Req, S::Response, W::Error<S::Error>>,
 {
     /// Continues with the inner service. Without an admission, the request is exempt.
-    pub(crate) fn running(future: S::Future, core: Arc<LayerCore<P>>, admission: Option<Admission>) -> Self {
+    pub(crate) fn running(future: S::Future, core: LocalCore<P>, admission: Option<Admission>) -> Self {
         Self { progress: Progress::Running { running: future, core, admission } }
     }
 
-    pub(crate) fn checking(admitting: Admitting, inner: S, request: Req, core: Arc<LayerCore<P>>) -> Self {
+    pub(crate) fn checking(admitting: Admitting, inner: S, request: Req, core: LocalCore<P>) -> Self {
         Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), core } }
     }
 

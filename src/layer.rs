@@ -2,7 +2,6 @@
 
 use std::{
     fmt, mem,
-    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -12,7 +11,7 @@ use tower_service::Service;
 use crate::{
     error::ConfigError,
     future::ResponseFuture,
-    layer_core::LayerCore,
+    layer_core::{LayerCore, SharedCore},
     limiter::Limiter,
     now_or_later::NowOrLater,
     protocol::{AnyProtocol, Fits, Http, Protocol, SameBody},
@@ -68,7 +67,7 @@ use crate::{
 /// of its routes. With the feature `tracing`, the inner layer then logs one warning for each policy. It charges nevertheless: the
 /// second charge may be intended, although a [cost](crate::guide::costs) states it better. A layer finds the charges of all outer
 /// layers for HTTP whose decisions were made by the store.
-pub struct RateLimitLayer<P = Http>(Arc<LayerCore<P>>);
+pub struct RateLimitLayer<P = Http>(SharedCore<P>);
 
 impl<P> RateLimitLayer<P> {
     /// Creates a layer from a limiter and a protocol: for services that are not HTTP, with [`by`](crate::by).
@@ -76,12 +75,12 @@ impl<P> RateLimitLayer<P> {
     where
         P: AnyProtocol,
     {
-        Self(Arc::new(LayerCore::new(limiter, protocol)))
+        Self(LayerCore::shared(limiter, protocol))
     }
 
     /// Returns the limiter of this layer.
     pub fn limiter(&self) -> &Limiter {
-        &self.0.limiter
+        &self.0.local().limiter
     }
 }
 
@@ -98,8 +97,8 @@ impl RateLimitLayer {
     /// see the end of a body. A later change of a [policy table](crate::policy::PolicyTable) that adds one is an error, too. A policy in
     /// flight that a closure chooses by the request is held until the head of the response.
     pub fn same_body(&self) -> Result<RateLimitLayer<SameBody>, ConfigError> {
-        let protocol = self.0.protocol.same_body(self.0.limiter.policies())?;
-        Ok(RateLimitLayer::new(self.0.limiter.clone(), protocol))
+        let protocol = self.0.local().protocol.same_body(self.limiter().policies())?;
+        Ok(RateLimitLayer::new(self.limiter().clone(), protocol))
     }
 }
 
@@ -119,7 +118,7 @@ impl<P> Clone for RateLimitLayer<P> {
 
 impl<P> fmt::Debug for RateLimitLayer<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("limiter", &self.0.limiter).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("limiter", self.limiter()).finish_non_exhaustive()
     }
 }
 
@@ -129,7 +128,7 @@ impl<P> fmt::Debug for RateLimitLayer<P> {
 /// denied ones.
 pub struct RateLimit<S, P = Http, W = DenyAtOnce> {
     pub(crate) inner: S,
-    pub(crate) shared: Arc<LayerCore<P>>,
+    pub(crate) shared: SharedCore<P>,
     pub(crate) when_denied: W,
 }
 
@@ -159,29 +158,31 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let LayerCore { limiter, protocol, .. } = &*self.shared;
+        let core = self.shared.local();
+        let LayerCore { limiter, protocol, .. } = &****core;
         let outcome = match limiter.start(protocol.plan(&request), self.when_denied.at_most()) {
             None => {
-                self.shared.responded(None, || protocol.route(&request));
-                return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
+                core.responded(None, || protocol.route(&request));
+                return ResponseFuture::running(self.inner.call(request), core.clone(), None);
             }
             // Decided at once: the ready service need not be moved into the future, which saves a clone.
             Some(NowOrLater::Now(Some(outcome))) => outcome,
             Some(admitting) => {
-                let inner = self.take_ready();
-                return ResponseFuture::checking(admitting, inner, request, self.shared.clone());
+                let core = core.clone();
+                return ResponseFuture::checking(admitting, self.take_ready(), request, core);
             }
         };
-        self.shared.responded(Some(&outcome), || protocol.route(&request));
+        core.responded(Some(&outcome), || protocol.route(&request));
         match outcome {
             Ok(admission) => {
                 protocol.admit(&mut request, &admission);
-                ResponseFuture::running(self.inner.call(request), self.shared.clone(), Some(admission))
+                ResponseFuture::running(self.inner.call(request), core.clone(), Some(admission))
             }
             Err(rejection) => {
+                let core = core.clone();
                 // First of all: if building the response panics, the permit is returned.
                 drop(self.take_ready());
-                ResponseFuture::rejected(&self.shared.protocol, &request, rejection)
+                ResponseFuture::rejected(&core.protocol, &request, rejection)
             }
         }
     }
@@ -198,7 +199,7 @@ impl<S: fmt::Debug, P, W: fmt::Debug> fmt::Debug for RateLimit<S, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("limiter", &self.shared.limiter)
+            .field("limiter", &self.shared.local().limiter)
             .field("when_denied", &self.when_denied)
             .finish_non_exhaustive()
     }

@@ -1,10 +1,19 @@
 //! The state that all clones of a layer and of its services share.
 
+use std::sync::Arc;
+
 use crate::{
     decision::Decision,
     limiter::{AdmitResult, Limiter, request_outcome},
     observe::FirstRequests,
+    per_thread::{Apart, PerThread},
 };
+
+/// What a layer and its services have.
+pub(crate) type SharedCore<P> = Arc<PerThread<LocalCore<P>>>;
+
+/// What a request keeps: it counts a reference that other threads do not count.
+pub(crate) type LocalCore<P> = Arc<Apart<Arc<LayerCore<P>>>>;
 
 pub(crate) struct LayerCore<P> {
     pub(crate) limiter: Limiter,
@@ -13,8 +22,9 @@ pub(crate) struct LayerCore<P> {
 }
 
 impl<P> LayerCore<P> {
-    pub(crate) fn new(limiter: Limiter, protocol: P) -> Self {
-        Self { limiter, protocol, first_requests: FirstRequests::all() }
+    pub(crate) fn shared(limiter: Limiter, protocol: P) -> SharedCore<P> {
+        let core = Arc::new(Self { limiter, protocol, first_requests: FirstRequests::all() });
+        Arc::new(PerThread::new(|| Arc::new(Apart(core.clone()))))
     }
 
     /// Counts the outcome of a request. `None` is an exempt request. `route` returns its matched route. Warns if none of the first

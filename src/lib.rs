@@ -137,6 +137,7 @@ mod limiter;
 mod lock;
 mod now_or_later;
 mod pattern;
+mod per_thread;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
 mod single_flight;
 

@@ -4,12 +4,17 @@
 //! tonic. To wait without a service, use [`Limiter::wait`](crate::Limiter::wait), which also states the order of requests and when
 //! a request gives up. For details, see [the guide](crate::guide::waiting).
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use tower_layer::Layer;
 
 pub use crate::when_denied::{WaitAtMost, WaitError};
-use crate::{layer::RateLimit, layer_core::LayerCore, limiter::Limiter, protocol::AnyProtocol};
+use crate::{
+    layer::RateLimit,
+    layer_core::{LayerCore, SharedCore},
+    limiter::Limiter,
+    protocol::AnyProtocol,
+};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
@@ -46,7 +51,7 @@ use crate::{layer::RateLimit, layer_core::LayerCore, limiter::Limiter, protocol:
 /// is a permit, as in `tower::limit::ConcurrencyLimit`, a waiting request holds a permit. With the layer inside such a limit, the limit
 /// also bounds the waiting requests.
 pub struct WaitLayer<P> {
-    shared: Arc<LayerCore<P>>,
+    shared: SharedCore<P>,
     wait: WaitAtMost,
 }
 
@@ -59,7 +64,7 @@ impl<P> WaitLayer<P> {
     where
         P: AnyProtocol,
     {
-        Self { shared: Arc::new(LayerCore::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
+        Self { shared: LayerCore::shared(limiter, protocol), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }
 
     /// Sets the longest wait of a request. The default is [`DEFAULT_AT_MOST`](Self::DEFAULT_AT_MOST). A request whose wait is longer is
@@ -71,7 +76,7 @@ impl<P> WaitLayer<P> {
 
     /// Returns the limiter of this layer.
     pub fn limiter(&self) -> &Limiter {
-        &self.shared.limiter
+        &self.shared.local().limiter
     }
 }
 
@@ -92,7 +97,7 @@ impl<P> Clone for WaitLayer<P> {
 impl<P> fmt::Debug for WaitLayer<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitLayer")
-            .field("limiter", &self.shared.limiter)
+            .field("limiter", self.limiter())
             .field("wait", &self.wait)
             .finish_non_exhaustive()
     }

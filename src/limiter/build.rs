@@ -18,6 +18,7 @@ use crate::{
     lease::Leases,
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
+    per_thread::PerThread,
     policy::{Policy, distinct},
     settle::{SettlementQueue, Unsettled},
 };
@@ -330,6 +331,7 @@ impl LimiterBuilder {
             deny_cache: backend.denials_hold().then(|| DenyCache::new(self.deny_cache, namespace.clone())),
             local_fallback: LocalFallback::new(|| Arc::new(self.memory.unwrap_or_else(MemoryBackend::new))),
             waiters: Waiters::new(self.max_waiting, self.max_waiting_per_key),
+            local_policies: PerThread::new(|| self.policies.iter().map(Policy::counted_apart).collect()),
             settings: LimiterSettings { policies: self.policies, namespace, region, deadline, rule, reserve },
             queue,
             // It keeps no list of the pairs, which learning needs.

@@ -49,13 +49,14 @@ impl Limiter {
     /// Returns the check of a key against all policies of the limiter, of which there is at least one.
     #[inline(always)]
     fn check_for_key(&self, Part { mut key, costs, is_shadow, .. }: Part) -> Check {
-        let LimiterSettings { policies, namespace, region, .. } = &self.0.settings;
+        let LimiterSettings { namespace, region, .. } = &self.0.settings;
+        let policies = self.0.local_policies.local();
         if let Some(region) = region {
             key = region.and(&key);
         }
-        self.0.events.unknown_policies(&costs, policies);
+        self.0.events.unknown_policies(&costs, &**policies);
         let namespace = namespace.clone();
-        match &policies[..] {
+        match &**policies {
             [policy] => {
                 let pair = Pair::for_policy(key, policy, &costs).shadow_if(is_shadow);
                 Check::from_valid_pairs(namespace, [pair].into())

@@ -13,6 +13,7 @@ use crate::{
     lease::Leases,
     observe::{Lifetime, LimiterEvents},
     outage::{LocalFallback, OutageRule},
+    per_thread::PerThread,
     policy::Policy,
     settle::SettlementQueue,
 };
@@ -42,6 +43,8 @@ pub struct Limiter(pub(super) Arc<LimiterInner>);
 
 pub(super) struct LimiterInner {
     pub(super) settings: LimiterSettings,
+    /// The policies of the settings: a decision contains clones of them, which threads need not count in turn.
+    pub(super) local_policies: PerThread<Box<[Policy]>>,
     pub(super) backend: Arc<dyn DynBackend>,
     /// Whether the backend holds units in flight.
     pub(super) holds_units: bool,

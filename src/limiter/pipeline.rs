@@ -152,7 +152,8 @@ impl Limiter {
     pub(super) fn decide_key_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
         let Part { key, costs, is_shadow, .. } = draft.usual_part()?;
         let LimiterInner {
-            settings: LimiterSettings { policies, namespace, region: None, .. },
+            settings: LimiterSettings { namespace, region: None, .. },
+            local_policies,
             pair_backend: Some(backend),
             events,
             ..
@@ -160,22 +161,25 @@ impl Limiter {
         else {
             return None;
         };
+        let policies = local_policies.local();
         let pair = |policy| {
             let (cost, is_shadow) = (cost_of(policy, costs), *is_shadow || policy.is_shadow());
             PairRef { key, policy, cost, is_shadow }
         };
-        let decision = match &policies[..] {
-            [policy] => backend.check_key_now(namespace, &[pair(policy)], purpose)?,
+        let decided = match &**policies {
+            [policy] => backend.check_key_now(namespace, &[pair(policy)], purpose),
             policies => {
                 let pairs: SmallVec<[_; MAX_PAIRS]> = policies.iter().map(pair).collect();
-                backend.check_key_now(namespace, &pairs, purpose)?
+                backend.check_key_now(namespace, &pairs, purpose)
             }
         };
-        events.unknown_policies(costs, policies);
-        if purpose != Purpose::Peek {
-            policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
-            events.decision(&decision, DecidedPairs::OfKey(key));
+        if let Some(decision) = &decided {
+            events.unknown_policies(costs, &**policies);
+            if purpose != Purpose::Peek {
+                policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
+                events.decision(decision, DecidedPairs::OfKey(key));
+            }
         }
-        Some(decision)
+        decided
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     error::{BackendError, Reason},
     key::{HashSecret, KeyHasher, PartitionKey},
     lock::Lock,
+    per_thread::PerThread,
 };
 
 /// The counters of a limiter since it was built, for a health page. Clones of the limiter share them.
@@ -75,7 +76,8 @@ const KEPT: usize = 128;
 /// The counters.
 #[derive(Default)]
 pub(crate) struct LimiterCounters {
-    admitted: AtomicU64,
+    /// The only counter that most requests change.
+    admitted: PerThread<AtomicU64>,
     shadow_denied: AtomicU64,
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
@@ -107,7 +109,7 @@ impl LimiterCounters {
     /// Counts an admitted check. If a status `is_near`, it is near a limit.
     #[inline]
     pub(crate) fn admitted(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {
-        increment(&self.admitted);
+        increment(self.admitted.local());
         if decision.statuses().iter().any(is_near) {
             increment(&self.near_limit);
         }
@@ -171,7 +173,7 @@ impl LimiterCounters {
             leased_units_granted: count(granted),
             leased_units_returned: count(returned),
             leased_units_lost: count(lost),
-            admitted: count(&self.admitted),
+            admitted: self.admitted.iter().map(count).sum(),
             shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),

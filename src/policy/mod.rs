@@ -5,7 +5,7 @@ use std::{
     num::{NonZeroU32, NonZeroU64},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -110,10 +110,14 @@ for_each_type!(define_types);
 #[derive(Clone)]
 pub struct Policy(Arc<PolicyData>);
 
+// The count of the clones of a policy changes often: it shares no memory with what is read of the policy.
+#[repr(align(128))]
 struct PolicyData {
     settings: PolicySettings,
+    /// Unique in this process, and the same for all clones.
+    number: u64,
     /// Whether each warning was logged.
-    warned: [AtomicBool; 2],
+    warned: Arc<[AtomicBool; 2]>,
     /// The boundaries of a calendar period, around an earlier instant.
     #[cfg(feature = "calendar")]
     boundaries: crate::lock::Lock<Boundaries>,
@@ -198,13 +202,25 @@ impl Policy {
     }
 
     fn from_settings(settings: PolicySettings) -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self::with_number(settings, LAST.fetch_add(1, Ordering::Relaxed), Default::default())
+    }
+
+    fn with_number(settings: PolicySettings, number: u64, warned: Arc<[AtomicBool; 2]>) -> Self {
         Self(Arc::new(PolicyData {
             settings,
-            warned: Default::default(),
+            number,
+            warned,
             #[cfg(feature = "calendar")]
             boundaries: Default::default(),
             text: OnceLock::new(),
         }))
+    }
+
+    /// Returns a clone with a count of its own, so that its clones are not counted in the same memory as those of this policy.
+    pub(crate) fn counted_apart(&self) -> Self {
+        let PolicyData { settings, number, warned, .. } = &*self.0;
+        Self::with_number(settings.clone(), *number, warned.clone())
     }
 
     /// Returns this policy with changed settings.
@@ -700,22 +716,21 @@ impl Policy {
 
     /// Returns `next_after` of a pair of which nothing is used. `None` if it is the same as of a pair that is used.
     #[inline]
-    pub(crate) fn next_of_unused(&self) -> Option<Duration> {
+    pub(crate) fn next_of_unused(&self) -> Option<u64> {
         let Properties { period_letter, next_of_unused, .. } = *self.properties();
-        period_letter.is_none().then(|| Duration::from_micros(next_of_unused))
+        period_letter.is_none().then_some(next_of_unused)
     }
 
     /// Returns whether both are clones of one policy.
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.number() == other.number()
     }
 
-    /// Returns a number that is the same for all clones of a policy, and usually another one for another policy.
+    /// Returns a number that is the same for all clones of a policy, and another one for another policy.
     #[inline]
     pub(crate) fn number(&self) -> u64 {
-        // The lower bits of an address are those of its alignment.
-        Arc::as_ptr(&self.0).addr() as u64 / 64
+        self.0.number
     }
 
     /// Returns whether both policies share their usage. Neither a quota nor a rate makes a difference: they may change, and the usage
