@@ -1,11 +1,11 @@
 //! Decisions: the vocabulary that all levels share.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, slice, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
-    check::{Check, MAX_PAIRS, Namespace, Pair, PairRef, Purpose, Receipt},
+    check::{Check, MAX_PAIRS, Namespace, NamespaceNumber, Pair, PairRef, Purpose, Receipt},
     error::BackendError,
     hold::Hold,
     policy::{Algorithm, Policy},
@@ -41,6 +41,47 @@ impl Wait {
     }
 }
 
+impl WaitMicros {
+    pub(crate) const ZERO: Self = Self(0);
+    pub(crate) const UNKNOWN: Self = Self(u64::MAX - 1);
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
+    /// Returns a wait of this many microseconds.
+    #[inline]
+    pub(crate) fn new(micros: u64) -> Self {
+        Self(micros.min(Self::UNKNOWN.0 - 1))
+    }
+
+    #[inline]
+    fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+
+    fn get(self) -> Wait {
+        match self {
+            Self::NEVER => Wait::Never,
+            Self::UNKNOWN => Wait::Unknown,
+            Self(micros) => Wait::For(Duration::from_micros(micros)),
+        }
+    }
+}
+
+impl From<Wait> for WaitMicros {
+    fn from(wait: Wait) -> Self {
+        match wait {
+            Wait::For(wait) => Self::new(whole_micros(wait)),
+            Wait::Unknown => Self::UNKNOWN,
+            Wait::Never => Self::NEVER,
+        }
+    }
+}
+
+/// Rounds a time up to whole microseconds.
+fn whole_micros(time: Duration) -> u64 {
+    // At most 2^64-1, which is far beyond any wait.
+    u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
 /// The result of one check: admitted or denied, with a status for every pair.
 ///
 /// A check is admitted if every pair admits. Then all pairs were charged, at one instant: in a cluster, at one instant for each slot. If a pair does not admit, nothing was
@@ -60,15 +101,39 @@ impl Wait {
 ///   this crate, or if its slot of a cluster does not answer.
 ///
 /// Cloning is cheap.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 #[must_use = "a denied check is a decision too: read `is_admitted()`"]
-pub struct Decision(Arc<DecisionData>);
+pub struct Decision(Parts);
 
 /// The decision of a backend, or why there is none.
 pub(crate) type Decided = Result<Decision, BackendError>;
 
-#[derive(PartialEq, Eq)]
-struct DecisionData {
+/// The parts of a decision.
+#[derive(Clone)]
+enum Parts {
+    /// Those of most decisions, which need no memory of the heap.
+    One(OneStatus),
+    Any(Arc<AnyParts>),
+}
+
+/// A decision of one pair, without receipts.
+#[derive(Clone)]
+struct OneStatus {
+    at_micros: u64,
+    status: Status,
+    store: Option<NamespaceNumber>,
+    source: OneSource,
+}
+
+/// The source of a decision of one pair. It is a whole word, as [`Role`] is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum OneSource {
+    Backend,
+    Lease,
+}
+
+struct AnyParts {
     at_micros: u64,
     is_admitted: bool,
     /// Whether a shadow pair would have denied the check.
@@ -77,13 +142,13 @@ struct DecisionData {
     receipts: Box<[Receipt]>,
     origin: Origin,
     /// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
-    store: Uncompared<Option<Namespace>>,
+    store: Option<NamespaceNumber>,
     /// The units that the admitted check holds.
-    hold: Uncompared<Option<Hold>>,
+    hold: Option<Hold>,
 }
 
-/// The statuses of a decision. One status needs no further memory of the heap.
-pub(crate) type Statuses = SmallVec<[Status; 1]>;
+/// The statuses of a decision. Few of them need no memory of the heap.
+pub(crate) type Statuses = SmallVec<[Status; 3]>;
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
@@ -124,20 +189,41 @@ pub(crate) struct Listed {
 }
 
 /// The status of one pair in a decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
     /// The hash of the partition key, for the warning about double charges. The statuses of two keys may be equal.
     key: Uncompared<u64>,
-    is_shadow: bool,
+    role: Role,
     cost: u32,
-    remaining: u32,
-    retry_after: Wait,
-    next_after: Duration,
-    reset_after: Duration,
+    standing: Standing,
 }
 
-/// A value that takes no part in comparisons, and is not shown.
+/// How a pair stands after a decision: what the methods of the same names of [`Status`] return.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) remaining: u32,
+    pub(crate) retry_after: WaitMicros,
+    /// In microseconds.
+    pub(crate) next_after: u64,
+    /// In microseconds.
+    pub(crate) reset_after: u64,
+}
+
+/// Whether a pair takes part in the verdict. A decision consists of whole words: each move of a smaller part, just after it was written,
+/// would wait for the memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Role {
+    Enforcing,
+    Shadow,
+}
+
+/// A [`Wait`] as a number of microseconds, in the same order.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct WaitMicros(u64);
+
+/// A value that takes no part in comparisons.
 #[derive(Clone, Copy)]
 struct Uncompared<T>(T);
 
@@ -148,12 +234,6 @@ impl<T> PartialEq for Uncompared<T> {
 }
 
 impl<T> Eq for Uncompared<T> {}
-
-impl<T> fmt::Debug for Uncompared<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("..")
-    }
-}
 
 impl Decision {
     /// Creates a decision that was made at the instant `at_micros`, in microseconds of the backend's clock, from the statuses of
@@ -180,7 +260,7 @@ impl Decision {
     /// Creates the decision of a check of one pair that is no reservation.
     #[inline]
     pub(crate) fn from_status(at_micros: u64, status: Status) -> Self {
-        Self::from_parts(Origin::Backend, at_micros, Statuses::from_buf([status]), [].into())
+        Self(Parts::One(OneStatus { at_micros, status, store: None, source: OneSource::Backend }))
     }
 
     /// Creates the decision of a check whose purpose was [`Purpose::Lease`](crate::backend::Purpose::Lease). If it was admitted, with
@@ -228,63 +308,91 @@ impl Decision {
         Self::from_parts(origin, at_micros, stated, receipts.into())
     }
 
-    #[inline]
-    fn from_parts(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
-        let (mut is_admitted, mut is_shadow_denied) = (true, false);
-        for status in &statuses {
-            let denies = !status.retry_after.is_zero();
-            is_admitted &= status.is_shadow | !denies;
-            is_shadow_denied |= status.is_shadow & denies;
+    fn from_parts(origin: Origin, at_micros: u64, mut statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
+        let source = match origin {
+            Origin::Backend => Some(OneSource::Backend),
+            Origin::Lease => Some(OneSource::Lease),
+            Origin::Partial { .. } | Origin::Leasing(_) => None,
+        };
+        if let Some(source) = source.filter(|_| receipts.is_empty() && statuses.len() == 1)
+            && let Some(status) = statuses.pop()
+        {
+            return Self(Parts::One(OneStatus { at_micros, status, store: None, source }));
         }
-        let (store, hold) = (Uncompared(None), Uncompared(None));
-        Self(Arc::new(DecisionData {
-            at_micros,
-            is_admitted,
-            is_shadow_denied,
-            statuses,
-            receipts,
-            origin,
-            store,
-            hold,
-        }))
+        Self(Parts::Any(Arc::new(AnyParts::new(origin, at_micros, statuses, receipts))))
     }
 
     /// Returns this decision, which no other one shares yet, with the units that its check holds. For the
     /// [`Backend`](crate::backend::Backend) that has made it: if it was admitted, and charged a policy [in
     /// flight](crate::Policy::in_flight).
-    pub fn with_hold(mut self, hold: Hold) -> Self {
-        if let Some(data) = Arc::get_mut(&mut self.0) {
-            data.hold = Uncompared(Some(hold));
+    pub fn with_hold(self, hold: Hold) -> Self {
+        let mut parts = match self.0 {
+            Parts::Any(parts) => parts,
+            Parts::One(OneStatus { at_micros, status, store, source }) => {
+                let origin = match source {
+                    OneSource::Backend => Origin::Backend,
+                    OneSource::Lease => Origin::Lease,
+                };
+                let parts = AnyParts::new(origin, at_micros, [status].into_iter().collect(), [].into());
+                Arc::new(AnyParts { store, ..parts })
+            }
+        };
+        if let Some(parts) = Arc::get_mut(&mut parts) {
+            parts.hold = Some(hold);
         }
-        self
+        Self(Parts::Any(parts))
     }
 
     /// Returns the units that an admitted check holds under policies [in flight](crate::Policy::in_flight), until the last clone of this
     /// decision and of the hold is dropped. `None` if there are none.
     #[inline]
     pub fn hold(&self) -> Option<&Hold> {
-        self.0.hold.0.as_ref()
+        self.any_parts()?.hold.as_ref()
     }
 
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
     #[inline]
-    pub(crate) fn with_namespace(mut self, namespace: Namespace) -> Self {
-        // A backend may return one decision for several checks. Then none is noted.
-        if let Some(data) = Arc::get_mut(&mut self.0) {
-            data.store = Uncompared(Some(namespace));
+    pub(crate) fn with_namespace(mut self, namespace: &Namespace) -> Self {
+        let store = match &mut self.0 {
+            Parts::One(parts) => Some(&mut parts.store),
+            // A backend may return one decision for several checks. Then none is noted.
+            Parts::Any(parts) => Arc::get_mut(parts).map(|parts| &mut parts.store),
+        };
+        if let Some(store) = store {
+            *store = Some(namespace.number());
         }
         self
     }
 
-    /// Returns the namespace with the identity of its store, if it is noted.
-    pub(crate) fn store(&self) -> Option<&Namespace> {
-        self.0.store.0.as_ref()
+    /// Returns the number of the namespace with the identity of its store, if it is noted.
+    pub(crate) fn store(&self) -> Option<NamespaceNumber> {
+        match &self.0 {
+            Parts::One(parts) => parts.store,
+            Parts::Any(parts) => parts.store,
+        }
+    }
+
+    #[inline]
+    fn any_parts(&self) -> Option<&AnyParts> {
+        match &self.0 {
+            Parts::One(_) => None,
+            Parts::Any(parts) => Some(parts),
+        }
+    }
+
+    #[inline]
+    fn origin(&self) -> &Origin {
+        match &self.0 {
+            Parts::One(OneStatus { source: OneSource::Backend, .. }) => &Origin::Backend,
+            Parts::One(OneStatus { source: OneSource::Lease, .. }) => &Origin::Lease,
+            Parts::Any(parts) => &parts.origin,
+        }
     }
 
     /// Returns the policies of which both decisions have charged the same pair of a key and a policy, in the same place. Keys are
     /// compared by their hash.
     pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
-        let is_same_store = self.store().zip(other.store()).is_some_and(|(a, b)| a.is_in_same_store(b));
+        let is_same_store = self.store().is_some_and(|store| other.store() == Some(store));
         let others = if is_same_store { other.statuses() } else { &[] };
         let is_charged = |status: &&Status| {
             // A gate counts nothing.
@@ -300,7 +408,10 @@ impl Decision {
     /// Returns whether the check was admitted and charged.
     #[inline]
     pub fn is_admitted(&self) -> bool {
-        self.0.is_admitted
+        match &self.0 {
+            Parts::One(parts) => !parts.status.denies(),
+            Parts::Any(parts) => parts.is_admitted,
+        }
     }
 
     /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
@@ -319,12 +430,12 @@ impl Decision {
 
     /// Returns the longest wait of the enforcing pairs whose wait is known.
     pub(crate) fn longest_known_wait(&self) -> Duration {
-        self.enforced().filter_map(|status| status.retry_after.known()).max().unwrap_or_default()
+        self.enforced().filter_map(|status| status.retry_after().known()).max().unwrap_or_default()
     }
 
     /// Returns what stands for the longest wait that is not known. `None` if all are known.
     pub(crate) fn longest_unknown_wait(&self) -> Option<Duration> {
-        let unknown = self.enforced().filter(|status| status.retry_after == Wait::Unknown);
+        let unknown = self.enforced().filter(|status| status.standing.retry_after == WaitMicros::UNKNOWN);
         unknown.filter_map(|status| status.stated_wait().known()).max()
     }
 
@@ -336,17 +447,21 @@ impl Decision {
     /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
     /// that are known to deny. A denial across several slots of a cluster contains only the pairs whose slots have replied. A
     /// [shadow pair](Self#shadow-pairs) that the store cannot decide has no status.
+    #[inline]
     pub fn statuses(&self) -> &[Status] {
-        &self.0.statuses
+        match &self.0 {
+            Parts::One(parts) => slice::from_ref(&parts.status),
+            Parts::Any(parts) => &parts.statuses,
+        }
     }
 
     fn enforced(&self) -> impl Iterator<Item = &Status> {
-        self.0.statuses.iter().filter(|status| !status.is_shadow)
+        self.statuses().iter().filter(|status| !status.is_shadow())
     }
 
     /// Returns the policies that deny. Shadow pairs do not count.
     pub fn violated(&self) -> impl Iterator<Item = &Policy> {
-        let denying = self.enforced().filter(|status| !status.retry_after.is_zero());
+        let denying = self.enforced().filter(|status| status.denies());
         denying.map(|status| &status.policy)
     }
 
@@ -372,8 +487,9 @@ impl Decision {
     /// ```
     pub fn shadow_denied(&self) -> impl Iterator<Item = &Status> {
         // Usually there are none, and no status is read.
-        let statuses = if self.0.is_shadow_denied { self.statuses() } else { &[] };
-        statuses.iter().filter(|status| status.is_shadow && !status.retry_after.is_zero())
+        let has_none = self.any_parts().is_some_and(|parts| !parts.is_shadow_denied);
+        let statuses = if has_none { &[] } else { self.statuses() };
+        statuses.iter().filter(|status| status.is_shadow() && !status.standing.retry_after.is_zero())
     }
 
     /// Returns the statuses that a response may show: those of enforcing pairs whose policies are not hidden.
@@ -384,9 +500,9 @@ impl Decision {
     /// Returns the status that a response may show, if the check had one pair. `None` otherwise, or if the status is not shown.
     #[inline]
     pub(crate) fn only_shown(&self) -> Option<&Status> {
-        match (&self.0.origin, self.statuses()) {
+        match (self.origin(), self.statuses()) {
             (Origin::Backend | Origin::Lease, [status])
-                if !status.is_shadow && !status.policy.is_hidden() =>
+                if !status.is_shadow() && !status.policy.is_hidden() =>
             {
                 Some(status)
             }
@@ -402,32 +518,35 @@ impl Decision {
 
     /// Returns the receipts of an admitted reservation, in the order of the check. Empty for any other check.
     pub fn receipts(&self) -> &[Receipt] {
-        &self.0.receipts
+        self.any_parts().map_or(&[], |parts| &parts.receipts)
     }
 
     /// Returns the instant of the decision, in microseconds of the backend's clock: the time of Redis, or for the memory backend
     /// the Unix time at start plus a monotonic clock. For a [cached](Self::is_cached) denial, the instant of the newest denial
     /// that it repeats.
     pub fn at_micros(&self) -> u64 {
-        self.0.at_micros
+        match &self.0 {
+            Parts::One(parts) => parts.at_micros,
+            Parts::Any(parts) => parts.at_micros,
+        }
     }
 
     /// Returns whether this is a denial from the deny cache; see [`DenyCacheConfig`](crate::outage::DenyCacheConfig) for what it
     /// contains. An admission is never cached.
     pub fn is_cached(&self) -> bool {
-        matches!(self.0.origin, Origin::Partial { source: PartialSource::Cache, .. })
+        matches!(self.origin(), Origin::Partial { source: PartialSource::Cache, .. })
     }
 
     /// Returns whether this process has admitted the check from [leased units](crate::Policy::leased), which the store had charged
     /// before. Then [`at_micros`](Self::at_micros) is a lower bound, `remaining` is that of the store after the lease plus what is left
     /// of the lease in this process, and the waits of the statuses are upper bounds.
     pub fn is_leased(&self) -> bool {
-        matches!(self.0.origin, Origin::Lease)
+        matches!(self.origin(), Origin::Lease)
     }
 
     /// Returns the units that a backend has leased beyond the cost, in the order of the pairs, and empty for any other decision.
     pub(crate) fn leases(&self) -> &[u32] {
-        match &self.0.origin {
+        match self.origin() {
             Origin::Leasing(units) => units,
             _ => &[],
         }
@@ -435,25 +554,25 @@ impl Decision {
 
     /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.0.origin, Origin::Partial { source: PartialSource::Slots, .. })
+        matches!(self.origin(), Origin::Partial { source: PartialSource::Slots, .. })
     }
 
     /// Returns whether every pair of this check that must have a status has one.
     #[inline]
     pub(crate) fn is_complete(&self, check: &Check) -> bool {
-        match &self.0.origin {
+        match self.origin() {
             Origin::Partial { known, .. } => {
                 let lacks = |(pair, is_known): (&Pair, &bool)| !pair.is_shadow && !is_known;
                 !(self.is_admitted() && check.pairs().iter().zip(known).any(lacks))
             }
-            _ => self.0.statuses.len() == check.pairs().len(),
+            _ => self.statuses().len() == check.pairs().len(),
         }
     }
 
     /// Returns the statuses, each with the index of its pair.
     pub(crate) fn indexed_statuses(&self) -> impl Iterator<Item = (usize, &Status)> {
-        let known = match self.0.origin {
-            Origin::Partial { known, .. } => known,
+        let known = match self.origin() {
+            Origin::Partial { known, .. } => *known,
             Origin::Backend | Origin::Leasing(_) | Origin::Lease => [true; MAX_PAIRS],
         };
         (0..MAX_PAIRS).filter(move |index| known[*index]).zip(self.statuses())
@@ -480,7 +599,9 @@ impl Decision {
         let pairs =
             self.indexed_statuses().filter_map(|(i, status)| Some((i, check.pairs().get(i)?, status)));
         pairs.filter(move |(_, pair, status)| {
-            is_charged && pair.borrowed().is_chargeable(check.purpose()) && status.retry_after.is_zero()
+            is_charged
+                && pair.borrowed().is_chargeable(check.purpose())
+                && status.standing.retry_after.is_zero()
         })
     }
 
@@ -504,17 +625,40 @@ impl Decision {
         let apart = self.listed_apart();
         let known = if apart.is_empty() { self.statuses() } else { &[] };
         let listed = apart.iter().map(|listed| (&listed.policy, listed.is_shadow));
-        listed.chain(known.iter().map(|status| (&status.policy, status.is_shadow)))
+        listed.chain(known.iter().map(|status| (&status.policy, status.is_shadow())))
     }
 
     /// Returns all policies of a check that may not have a status for every pair. Empty if every pair has a status.
     pub(crate) fn listed_apart(&self) -> &[Listed] {
-        match &self.0.origin {
+        match self.origin() {
             Origin::Partial { listed, .. } => listed,
             Origin::Backend | Origin::Leasing(_) | Origin::Lease => &[],
         }
     }
 }
+
+impl AnyParts {
+    fn new(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
+        let (mut is_admitted, mut is_shadow_denied) = (true, false);
+        for status in &statuses {
+            is_admitted &= !status.denies();
+            is_shadow_denied |= status.is_shadow() & !status.standing.retry_after.is_zero();
+        }
+        Self { at_micros, is_admitted, is_shadow_denied, statuses, receipts, origin, store: None, hold: None }
+    }
+}
+
+/// The namespace and the units that a decision holds make no difference.
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        self.at_micros() == other.at_micros()
+            && self.statuses() == other.statuses()
+            && self.receipts() == other.receipts()
+            && self.origin() == other.origin()
+    }
+}
+
+impl Eq for Decision {}
 
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -529,7 +673,8 @@ impl fmt::Debug for Decision {
 }
 
 impl Status {
-    /// Creates the status of a pair after the decision. The methods of the same names define the parameters.
+    /// Creates the status of a pair after the decision. The methods of the same names define the parameters. Times are rounded up to
+    /// microseconds, and are at most 2^64-3 of them.
     pub fn new(
         pair: &Pair,
         remaining: u32,
@@ -537,24 +682,26 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        Self::from_parts(pair.borrowed(), remaining, retry_after, next_after, reset_after)
+        let [next_after, reset_after] = [next_after, reset_after].map(whole_micros);
+        let retry_after = retry_after.into();
+        Self::of_pair(pair.borrowed(), Standing { remaining, retry_after, next_after, reset_after })
     }
 
     #[inline]
-    pub(crate) fn from_parts(
-        PairRef { key, policy, cost, is_shadow }: PairRef<'_>,
-        remaining: u32,
-        retry_after: Wait,
-        next_after: Duration,
-        reset_after: Duration,
-    ) -> Self {
-        let (policy, key) = (policy.clone(), Uncompared(key.hash_code()));
-        Self { policy, key, is_shadow, cost, remaining, retry_after, next_after, reset_after }
+    pub(crate) fn of_pair(PairRef { key, policy, cost, is_shadow }: PairRef<'_>, standing: Standing) -> Self {
+        let role = if is_shadow { Role::Shadow } else { Role::Enforcing };
+        Self { policy: policy.clone(), key: Uncompared(key.hash_code()), role, cost, standing }
+    }
+
+    /// Returns whether this pair denies the check.
+    #[inline]
+    fn denies(&self) -> bool {
+        !self.standing.retry_after.is_zero() && !self.is_shadow()
     }
 
     /// Returns whether this is the status of a [shadow pair](Decision#shadow-pairs), which does not take part in the verdict.
     pub fn is_shadow(&self) -> bool {
-        self.is_shadow
+        self.role == Role::Shadow
     }
 
     /// Returns the policy.
@@ -576,13 +723,13 @@ impl Status {
     /// has no quota, the number has no meaning.
     /// A shadow pair that denies was not charged.
     pub fn remaining(&self) -> u32 {
-        self.remaining
+        self.standing.remaining
     }
 
     /// Returns the part of the quota that is in use after the decision: 0 to 1. It is 1 if more than the quota is used.
     pub fn usage_fraction(&self) -> f64 {
         let quota = self.policy.quota_units();
-        f64::from(quota.saturating_sub(self.remaining)) / f64::from(quota)
+        f64::from(quota.saturating_sub(self.remaining())) / f64::from(quota)
     }
 
     /// Returns whether at least this fraction of the quota is in use after the decision. For the fraction that a limiter counts,
@@ -608,8 +755,9 @@ impl Status {
     }
 
     /// Returns the same status with more remaining quota.
-    pub(crate) fn with_more(self, units: u32) -> Self {
-        Self { remaining: self.remaining.saturating_add(units), ..self }
+    pub(crate) fn with_more(mut self, units: u32) -> Self {
+        self.standing.remaining = self.remaining().saturating_add(units);
+        self
     }
 
     /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits
@@ -617,12 +765,12 @@ impl Status {
     ///
     /// For a shadow pair, this is its own verdict, which does not affect the check.
     pub fn retry_after(&self) -> Wait {
-        self.retry_after
+        self.standing.retry_after.get()
     }
 
     /// Returns the wait that a response states: in place of one that is not known, that of the policy.
     fn stated_wait(&self) -> Wait {
-        match (self.retry_after, self.policy.algorithm()) {
+        match (self.retry_after(), self.policy.algorithm()) {
             (Wait::Unknown, Algorithm::InFlight { retry_after, .. }) => Wait::For(retry_after),
             (wait, _) => wait,
         }
@@ -632,13 +780,27 @@ impl Status {
     /// charges, or the window if nothing is used. Until then, the client can use no more than `remaining`. Zero for a type of
     /// policy without such a wait.
     pub fn next_after(&self) -> Duration {
-        self.next_after
+        Duration::from_micros(self.standing.next_after)
     }
 
     /// Returns the smallest wait after which nothing is used, if there are no other charges. Zero also for a type of policy
     /// without such a wait.
     pub fn reset_after(&self) -> Duration {
-        self.reset_after
+        Duration::from_micros(self.standing.reset_after)
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Status")
+            .field("policy", &self.policy)
+            .field("is_shadow", &self.is_shadow())
+            .field("cost", &self.cost)
+            .field("remaining", &self.remaining())
+            .field("retry_after", &self.retry_after())
+            .field("next_after", &self.next_after())
+            .field("reset_after", &self.reset_after())
+            .finish()
     }
 }
 

@@ -201,7 +201,7 @@ mod tests {
             .into_iter()
             .chain([&printable[..47], &printable[47..]])
             .collect();
-        let waits = [Duration::from_micros(1), Duration::from_secs(7), Duration::MAX];
+        let waits = [Duration::from_micros(1), Duration::from_secs(7), Duration::from_micros(u64::MAX - 2)];
         for wait in waits.map(Wait::For).into_iter().chain([Wait::Never]) {
             for is_hidden in [false, true] {
                 let statuses: Vec<Status> = names.iter().map(|name| status(name, wait, is_hidden)).collect();

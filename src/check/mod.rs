@@ -15,7 +15,7 @@ mod pairs;
 mod releases;
 
 pub(crate) use invalidation::Invalidation;
-pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
+pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey};
 pub(crate) use releases::{ReleaseListener, released};
 
 pub use crate::policy::policies::MAX_PAIRS;
@@ -387,12 +387,6 @@ impl Check {
     /// Returns the namespace with the identity of its store.
     pub(crate) fn scope(&self) -> &Namespace {
         &self.namespace
-    }
-
-    /// Returns the namespace with the identity of its store.
-    #[inline]
-    pub(crate) fn into_namespace(self) -> Namespace {
-        self.namespace
     }
 
     /// Returns a check of the pairs with these indices.

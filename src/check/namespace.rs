@@ -3,7 +3,11 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    sync::{Arc, LazyLock, Weak},
+    num::NonZeroU64,
+    sync::{
+        Arc, LazyLock, MutexGuard, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
@@ -15,9 +19,15 @@ use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace(Arc<Named>);
 
+/// The number of a namespace, with the identity of its store: unique in this process.
+pub(crate) type NamespaceNumber = NonZeroU64;
+
 #[derive(Debug)]
 struct Named {
+    number: NamespaceNumber,
     name: Box<str>,
+    /// The name of the store, if it has one.
+    store: Option<Box<str>>,
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
     /// The pairs in flight for which requests of this process wait, and how many requests there are.
@@ -41,19 +51,28 @@ impl Namespace {
     pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
         let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
         if (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed) {
-            Ok(Self::named(namespace))
+            Ok(Self::named(namespace, None))
         } else {
             let valid = "1 to 64 printable ASCII characters without `{`, `}` and space";
             Err(ConfigError::invalid_text("namespace", namespace, valid))
         }
     }
 
-    fn named(namespace: &str) -> Self {
+    fn named(name: &str, store: Option<&str>) -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         Self(Arc::new(Named {
-            name: namespace.into(),
+            number: NamespaceNumber::new(number).unwrap_or(NamespaceNumber::MIN),
+            name: name.into(),
+            store: store.map(Box::from),
             known_denials: Lock::default(),
             awaited: Lock::default(),
         }))
+    }
+
+    #[inline]
+    pub(crate) fn number(&self) -> NamespaceNumber {
+        self.0.number
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -62,25 +81,35 @@ impl Namespace {
 
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
     pub(crate) fn in_store(&self, store: &str) -> Self {
-        type StoreNamespaces = HashMap<(Box<str>, Box<str>), Weak<Named>>;
-        static ALL: Lock<Option<StoreNamespaces>> = Lock::new(None);
-        let mut shared = ALL.lock();
-        let shared = shared.get_or_insert_default();
-        // Limiters are few and are rarely created, so a full scan is cheap.
-        shared.retain(|_, namespace| namespace.strong_count() > 0);
-        let key = (store.into(), self.0.name.clone());
+        let mut all = Self::all();
+        let is_known = |known: &Self| known.0.store.as_deref() == Some(store) && known.0.name == self.0.name;
         // Another thread may drop the known one at any time.
-        if let Some(known) = shared.get(&key).and_then(Weak::upgrade) {
-            return Self(known);
-        }
-        let new = Self::named(self.as_str());
-        shared.insert(key, Arc::downgrade(&new.0));
-        new
+        let known = all.iter().filter_map(Weak::upgrade).map(Self).find(is_known);
+        known.unwrap_or_else(|| Self::added(&mut all, self.as_str(), Some(store)))
     }
 
     /// Returns this namespace in a store without a name, which equals no other store.
     pub(crate) fn in_unnamed_store(&self) -> Self {
-        Self::named(self.as_str())
+        Self::added(&mut Self::all(), self.as_str(), None)
+    }
+
+    /// Returns the namespace in a store that has this number, if a limiter has it.
+    pub(crate) fn of_number(number: NamespaceNumber) -> Option<Self> {
+        Self::all().iter().filter_map(Weak::upgrade).map(Self).find(|known| known.number() == number)
+    }
+
+    /// Returns the namespaces of all limiters, each with its store. Limiters are few and are rarely created, so a full scan is cheap.
+    fn all() -> MutexGuard<'static, Vec<Weak<Named>>> {
+        static ALL: Lock<Vec<Weak<Named>>> = Lock::new(Vec::new());
+        let mut all = ALL.lock();
+        all.retain(|namespace| namespace.strong_count() > 0);
+        all
+    }
+
+    fn added(all: &mut Vec<Weak<Named>>, name: &str, store: Option<&str>) -> Self {
+        let new = Self::named(name, store);
+        all.push(Arc::downgrade(&new.0));
+        new
     }
 
     /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
@@ -109,7 +138,7 @@ impl Namespace {
 impl Default for Namespace {
     /// Returns `"tsw"`. Checks that no limiter makes share it.
     fn default() -> Self {
-        static DEFAULT: LazyLock<Namespace> = LazyLock::new(|| Namespace::named("tsw"));
+        static DEFAULT: LazyLock<Namespace> = LazyLock::new(|| Namespace::named("tsw", None));
         DEFAULT.clone()
     }
 }

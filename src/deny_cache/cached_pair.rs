@@ -24,7 +24,7 @@ use std::{sync::Arc, time::Duration};
 use super::{CacheMicros, revalidation::RevalidationLimiter};
 use crate::{
     check::Pair,
-    decision::{Status, Wait},
+    decision::{Standing, Status, Wait, WaitMicros},
     policy::Expiry,
 };
 
@@ -376,16 +376,13 @@ impl CachedPair {
         let wait = found.wait.unwrap_or(reset);
         // If units have left meanwhile, the next instant is unknown. The cost of this check is free after its wait.
         let next = [self.newest.next.saturating_sub(age), wait, pair.policy.window_micros()];
-        let next = next.into_iter().find(|wait| *wait > 0).unwrap_or_default();
-        let retry = found.wait.map_or(Wait::Never, |wait| Wait::For(Duration::from_micros(wait)));
-        let remaining = pair.policy.quota_units().saturating_sub(found.used);
-        Status::new(
-            pair,
-            remaining,
-            retry,
-            Duration::from_micros(next),
-            Duration::from_micros(reset.max(wait)),
-        )
+        let standing = Standing {
+            remaining: pair.policy.quota_units().saturating_sub(found.used),
+            retry_after: found.wait.map_or(WaitMicros::NEVER, WaitMicros::new),
+            next_after: next.into_iter().find(|wait| *wait > 0).unwrap_or_default(),
+            reset_after: reset.max(wait),
+        };
+        Status::of_pair(pair.borrowed(), standing)
     }
 
     /// Returns when all known waits have passed.

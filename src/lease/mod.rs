@@ -197,7 +197,7 @@ mod tests {
             })
         };
         let (_, waited) = tokio::join!(new(), new());
-        let waited = waited.unwrap().with_namespace(Namespace::default());
+        let waited = waited.unwrap().with_namespace(&Namespace::default());
         assert!(waited.is_leased() && waited.store().is_some());
     }
 

@@ -122,7 +122,7 @@ impl Leases {
             self.return_units(leftovers);
             let Grant { status, receipt, at_micros, asks_ahead } = granted?;
             let receipts = if check.purpose() == Purpose::Reserve { [receipt].into() } else { [].into() };
-            (Decision::from_lease(at_micros, Statuses::from_buf([status]), receipts), asks_ahead)
+            (Decision::from_lease(at_micros, Statuses::from_iter([status]), receipts), asks_ahead)
         } else {
             let mut leftovers = OfPairs::new();
             let granted = self.shard(&key).grant(&key, check, now, &mut leftovers);

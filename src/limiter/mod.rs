@@ -619,7 +619,7 @@ impl Limiter {
             && let Some(decision) = self.decide_key_now(draft, Purpose::Charge)
         {
             return Some(NowOrLater::now(if decision.is_admitted() {
-                Ok(Admission::from_decision(decision, self.0.settings.namespace.clone()))
+                Ok(Admission::from_decision(decision, &self.0.settings.namespace))
             } else {
                 Err(Rejection::Denied(decision))
             }));

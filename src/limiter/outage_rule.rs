@@ -41,9 +41,9 @@ impl Terms {
     fn admitted(self, limiter: &Limiter, check: Check, decision: Decision) -> Admission {
         let learning = limiter.0.learner.as_ref().map(|_| Arc::new(decision.charged_check(check.clone())));
         let Some(reserve) = self.reserve else {
-            return Admission { learning, ..Admission::from_decision(decision, check.into_namespace()) };
+            return Admission { learning, ..Admission::from_decision(decision, check.scope()) };
         };
-        let decision = decision.with_namespace(check.scope().clone());
+        let decision = decision.with_namespace(check.scope());
         let (queue, check) = (limiter.0.queue.clone(), decision.charged_check(check));
         let reservation = Reservation::new(queue, check, decision.clone(), Charged::Store, reserve.unsettled);
         Admission { learning, ..Admission::new(Basis::Store(decision), Some(reservation)) }

@@ -51,7 +51,7 @@ impl Admission {
 
     /// Creates the admission of a plain charge, which is in this namespace.
     #[inline]
-    pub(super) fn from_decision(decision: Decision, namespace: Namespace) -> Self {
+    pub(super) fn from_decision(decision: Decision, namespace: &Namespace) -> Self {
         Self::new(Basis::Store(decision.with_namespace(namespace)), None)
     }
 

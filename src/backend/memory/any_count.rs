@@ -1,6 +1,6 @@
 //! The count of one pair, of any type of policy, and the decision of a check of this pair alone.
 
-use std::{ops::Deref, time::Duration};
+use std::ops::Deref;
 
 use super::{
     count::{Count, UsageReading},
@@ -9,7 +9,7 @@ use super::{
 use crate::{
     backend::generation::Generations,
     check::{PairRef, Purpose, Receipt},
-    decision::{Decision, Status, Wait},
+    decision::{Decision, Standing, Status, WaitMicros},
     policy::{Algorithm, Policy, for_each_type},
 };
 
@@ -71,8 +71,8 @@ macro_rules! define_any_count {
             #[inline]
             pub(super) fn decide_packed(
                 stored: Option<([u64; 2], &Term)>,
-                check: &Single<'_>,
-            ) -> Option<(SingleDecision, PackedCount)> {
+                check: &mut Single<'_>,
+            ) -> Option<PackedCount> {
                 let PairRef { policy, is_shadow, .. } = check.pair;
                 // The charge of an enforcing pair clears the mark.
                 let is_shadow = is_shadow && stored.is_none_or(|(_, term)| term.is_shadow);
@@ -82,19 +82,18 @@ macro_rules! define_any_count {
                             Some((words, term)) => super::$module::$variant::unpack(words, &term.policy),
                             None => Count::EMPTY,
                         };
-                        let decision = check.decide(&mut count)?;
-                        let packed = match count.pack(policy) {
+                        check.decide(&mut count)?;
+                        Some(match count.pack(policy) {
                             Some(words) => PackedCount::Words { words, is_shadow },
                             None => PackedCount::Count(Self::$variant(count, is_shadow)),
-                        };
-                        Some((decision, packed))
+                        })
                     })*
                 }
             }
 
             /// Decides a check of one pair. Returns `None` if the record is full.
             #[inline]
-            pub(super) fn decide(&mut self, check: &Single<'_>) -> Option<SingleDecision> {
+            pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
                 match self {
                     $($(#[$attribute])* Self::$variant(count, _) => check.decide(count),)*
                 }
@@ -169,9 +168,10 @@ macro_rules! define_any_count {
             /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
             #[inline]
             pub(super) fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
-                match self {
-                    $($(#[$attribute])* Self::$variant(reading) => status(reading, pair, admits, charged),)*
-                }
+                let standing = match self {
+                    $($(#[$attribute])* Self::$variant(reading) => standing(reading, pair, admits, charged),)*
+                };
+                Status::of_pair(pair, standing)
             }
         }
 
@@ -204,68 +204,93 @@ impl PackedCount {
     }
 }
 
-/// A check of one pair at one instant.
+/// A check of one pair at one instant, and its outcome once a count has decided it.
 pub(super) struct Single<'a> {
     pub(super) pair: PairRef<'a>,
-    pub(super) purpose: Purpose,
-    pub(super) clock: u64,
-    pub(super) generations: &'a Generations,
-}
-
-/// The decision of a check of one pair.
-pub(super) struct SingleDecision {
-    pub(super) decision: Decision,
+    purpose: Purpose,
+    clock: u64,
+    generations: &'a Generations,
+    standing: Standing,
     /// Whether the check charges the pair, or would charge it if it were no peek.
-    pub(super) is_charged: bool,
+    is_charged: bool,
+    receipt: Option<Receipt>,
 }
 
-impl Single<'_> {
+impl<'a> Single<'a> {
+    #[inline]
+    pub(super) fn new(pair: PairRef<'a>, purpose: Purpose, clock: u64, generations: &'a Generations) -> Self {
+        let (standing, is_charged, receipt) = (Standing::default(), false, None);
+        Self { pair, purpose, clock, generations, standing, is_charged, receipt }
+    }
+
     /// Decides the check, and charges the count. Returns `None` if the record is full.
     #[inline]
-    pub(super) fn decide<C: Count>(&self, count: &mut C) -> Option<SingleDecision> {
-        let Self { pair, purpose, clock, generations } = *self;
+    fn decide<C: Count>(&mut self, count: &mut C) -> Option<()> {
+        let Self { pair, purpose, clock, .. } = *self;
         let reading = count.read(clock, pair.policy);
         let admits = purpose.exceeds_quota() || reading.admits(pair);
         let is_charged = admits && pair.is_chargeable(purpose);
         if is_charged && !reading.has_room() {
             return None;
         }
-        let (status, instant) = (status(&reading, pair, admits, is_charged), C::instant(&reading));
+        self.is_charged = is_charged;
+        self.standing = standing(&reading, pair, admits, is_charged);
+        let instant = C::instant(&reading);
         drop(reading);
-        if is_charged && purpose != Purpose::Peek {
+        if self.changes() {
             count.charge(instant, pair.cost);
         }
-        let decision = if purpose.has_receipts() && (admits || pair.is_shadow) {
-            let receipt = if is_charged { count.receipt(instant, generations) } else { Receipt::NO_CHARGE };
-            Decision::with_receipts(clock, [status], [receipt])
-        } else {
-            Decision::from_status(clock, status)
-        };
-        Some(SingleDecision { decision, is_charged })
+        if purpose.has_receipts() && (admits || pair.is_shadow) {
+            let of_charge = is_charged.then(|| count.receipt(instant, self.generations));
+            self.receipt = Some(of_charge.unwrap_or(Receipt::NO_CHARGE));
+        }
+        Some(())
+    }
+
+    /// Returns whether the check charges the pair, or would charge it if it were no peek.
+    #[inline]
+    pub(super) fn is_charged(&self) -> bool {
+        self.is_charged
+    }
+
+    /// Returns whether the check changes the count.
+    #[inline]
+    pub(super) fn changes(&self) -> bool {
+        self.is_charged && self.purpose != Purpose::Peek
+    }
+
+    /// Returns the decision of the check, which a count has decided.
+    #[inline]
+    pub(super) fn decision(&self) -> Decision {
+        let status = Status::of_pair(self.pair, self.standing);
+        match self.receipt {
+            None => Decision::from_status(self.clock, status),
+            Some(receipt) => Decision::with_receipts(self.clock, [status], [receipt]),
+        }
     }
 }
 
-/// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+/// Returns how a pair stands, with or without its charge. If it `admits`, it has no wait.
 #[inline(always)]
-fn status<R: UsageReading>(reading: &R, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
+fn standing<R: UsageReading>(reading: &R, pair: PairRef<'_>, admits: bool, charged: bool) -> Standing {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
-    let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(reading.clock()));
+    let wait_until = |at: u64| at.saturating_sub(reading.clock());
     let retry_after = if admits {
-        Wait::ZERO
+        WaitMicros::ZERO
     } else {
         let free = pair.policy.quota_units().checked_sub(pair.cost).map(u64::from);
         match free.map(|free| reading.falls_to(free)) {
-            None => Wait::Never,
-            Some(u64::MAX) => Wait::Unknown,
-            Some(at) => Wait::For(wait_until(at)),
+            None => WaitMicros::NEVER,
+            Some(u64::MAX) => WaitMicros::UNKNOWN,
+            Some(at) => WaitMicros::new(wait_until(at)),
         }
     };
     let quota = u64::from(pair.policy.quota_units());
     let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
     let remaining = quota.saturating_sub(after.used) as u32;
-    let (next, reset) = match after.used {
-        0 => (pair.policy.next_of_unused().unwrap_or_else(|| wait_until(after.next)), Duration::ZERO),
+    let (next_after, reset_after) = match after.used {
+        0 => (pair.policy.next_of_unused().unwrap_or_else(|| wait_until(after.next)), 0),
         _ => (wait_until(after.next), wait_until(after.reset)),
     };
-    Status::from_parts(pair, remaining, retry_after, next, reset)
+    Standing { remaining, retry_after, next_after, reset_after }
 }

@@ -168,13 +168,28 @@ impl MemoryBackend {
         if is_held && pairs.len() > 1 {
             return None;
         }
-        let decision = self.0.decide_key(namespace, pairs, purpose)?;
-        if !is_held || !decision.is_admitted() {
-            return Some(decision);
+        let decided = self.0.decide_key(namespace, pairs, purpose);
+        if is_held {
+            decided.map(|decision| self.with_hold(namespace, pairs, purpose, decision))
+        } else {
+            decided
+        }
+    }
+
+    #[cold]
+    fn with_hold(
+        &self,
+        namespace: &Namespace,
+        pairs: &[PairRef<'_>],
+        purpose: Purpose,
+        decision: Decision,
+    ) -> Decision {
+        if !decision.is_admitted() {
+            return decision;
         }
         let owned = pairs.iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), pair.cost));
         let check = Check::from_valid_pairs(namespace.clone(), owned.collect()).with_purpose(purpose);
-        Some(self.0.with_hold(&check, decision))
+        self.0.with_hold(&check, decision)
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {

@@ -4,7 +4,7 @@
 use std::{mem, num::NonZeroU8, slice};
 
 use super::{
-    any_count::{AnyCount, PackedCount, Single, SingleDecision},
+    any_count::{AnyCount, PackedCount, Single},
     key_map::Keyed,
     terms::TermTable,
 };
@@ -215,12 +215,12 @@ impl PairCount {
 
     /// Decides a check of one pair. Returns `None` if the record is full.
     #[inline]
-    pub(super) fn decide(&mut self, check: &Single<'_>) -> Option<SingleDecision> {
-        let decision = self.count.decide(check)?;
-        if decision.is_charged && check.purpose != Purpose::Peek {
+    pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
+        self.count.decide(check)?;
+        if check.changes() {
             self.note_charge(check.pair);
         }
-        Some(decision)
+        Some(())
     }
 
     /// Charges a pair at `clock`. Returns the receipt, if the purpose has receipts.

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::{
-    any_count::{AnyCount, AnyReading, PackedCount, Single, SingleDecision},
+    any_count::{AnyCount, AnyReading, PackedCount, Single},
     due::DueGroups,
     key_map::{KeyMap, Keyed},
     partition::{KeySlot, PairCount, Partition, ShortKey},
@@ -12,9 +12,9 @@ use super::{
 use crate::{
     backend::generation::Generations,
     check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
-    decision::Decision,
     key::PartitionKey,
     lock::Lock,
+    per_thread::Apart,
     policy::Policy,
 };
 
@@ -44,35 +44,30 @@ impl KeyShard {
         &mut self,
         key: usize,
         namespace: &Namespace,
-        check: &Single<'_>,
-    ) -> Option<Option<Decision>> {
-        let pair = check.pair;
+        check: &mut Single<'_>,
+    ) -> Option<Option<()>> {
+        let policy = check.pair.policy;
         let (term, words) = match self.slots.get_mut(key)? {
             KeySlot::Small { term, words, .. } => (self.terms.get(*term), words),
             KeySlot::Large { large, .. } => {
-                let count = large.partition.count_mut(namespace, pair.policy)?;
-                return Some(count.decide(check).map(|decided| decided.decision));
+                return Some(large.partition.count_mut(namespace, policy)?.decide(check));
             }
         };
-        if !term.is_of(namespace, pair.policy) {
+        if !term.is_of(namespace, policy) {
             return None;
         }
-        let Some((SingleDecision { decision, is_charged }, packed)) =
-            AnyCount::decide_packed(Some((*words, term)), check)
-        else {
-            return Some(None);
-        };
-        if is_charged && check.purpose != Purpose::Peek {
+        let Some(packed) = AnyCount::decide_packed(Some((*words, term)), check) else { return Some(None) };
+        if check.changes() {
             match packed {
                 PackedCount::Words { words: charged, is_shadow }
-                    if is_shadow == term.is_shadow && *pair.policy == term.policy =>
+                    if is_shadow == term.is_shadow && *policy == term.policy =>
                 {
                     *words = charged;
                 }
-                packed => self.replace(key, namespace, pair.policy, packed),
+                packed => self.replace(key, namespace, policy, packed),
             }
         }
-        Some(Some(decision))
+        Some(Some(()))
     }
 
     /// Stores the count of a pair that is not stored. The partition key has this index, or none if it is new.
@@ -380,7 +375,7 @@ pub(super) struct PairReading<'a> {
 impl<'a> LockedShards<'a> {
     /// Locks the shards of these keys.
     pub(super) fn new<'k>(
-        shards: &'a [Lock<KeyShard>; SHARDS],
+        shards: &'a [Apart<Lock<KeyShard>>; SHARDS],
         keys: impl Iterator<Item = &'k PartitionKey>,
     ) -> Self {
         let keys: Vec<PartitionKey> = keys.map(|key| key.bounded().into_owned()).collect();

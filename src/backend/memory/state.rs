@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    any_count::{AnyCount, Single, SingleDecision},
+    any_count::{AnyCount, Single},
     clock::Clock,
     shard::{KeyShard, LockedShards, PairReading, SHARDS, StoredCount, read, shard_of},
 };
@@ -20,6 +20,7 @@ use crate::{
     decision::{Decision, PartialSource, Status, Statuses},
     key::PartitionKey,
     lock::Lock,
+    per_thread::Apart,
 };
 
 /// The number of due groups of keys that a check inspects per shard. Most checks add at most one key to a shard.
@@ -38,7 +39,7 @@ pub(super) struct MemoryState {
     pub(super) keep_idle: u64,
     /// Whether a new key at the bound is rejected, and no key evicted.
     pub(super) rejects_when_full: AtomicBool,
-    pub(super) shards: [Lock<KeyShard>; SHARDS],
+    pub(super) shards: [Apart<Lock<KeyShard>>; SHARDS],
     /// Makes random numbers.
     pub(super) generations: Generations,
     /// The number of partition keys in all shards, and of those that are about to be added.
@@ -105,7 +106,7 @@ impl MemoryState {
             max_keys,
             keep_idle: keep_idle.as_micros() as u64,
             rejects_when_full: AtomicBool::new(rejects_when_full),
-            shards: array::from_fn(|_| Lock::default()),
+            shards: array::from_fn(|_| Apart::default()),
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
             next_due: AtomicU64::new(u64::MAX),
@@ -204,20 +205,23 @@ impl MemoryState {
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        let single = Single { pair, purpose, clock, generations: &self.generations };
+        let mut check = Single::new(pair, purpose, clock, &self.generations);
         let index = shard.slots.seek(&key);
-        if let Some(decided) = index.and_then(|index| shard.decide(index, namespace, &single)) {
-            return decided;
-        }
-        let (SingleDecision { decision, is_charged }, count) = AnyCount::decide_packed(None, &single)?;
-        if is_charged {
-            self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
-            if purpose != Purpose::Peek {
-                shard.insert(index, &key, namespace, pair.policy, count);
-                self.note_due(&shard);
+        match index.and_then(|index| shard.decide(index, namespace, &mut check)) {
+            Some(decided) => decided?,
+            None => {
+                let count = AnyCount::decide_packed(None, &mut check)?;
+                if check.is_charged() {
+                    self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
+                }
+                if check.changes() {
+                    shard.insert(index, &key, namespace, pair.policy, count);
+                    self.note_due(&shard);
+                }
             }
         }
-        Some(decision)
+        drop(shard);
+        Some(check.decision())
     }
 
     /// Decides a check. `room` is the room for new partition keys that evictions have made for it, and then what is left of it.
@@ -370,7 +374,7 @@ mod tests {
             Check::new(pairs.collect::<Vec<_>>()).unwrap()
         };
         let is_small = || {
-            let shards = state.shards.iter().map(Lock::lock);
+            let shards = state.shards.iter().map(|shard| shard.lock());
             let sizes: Vec<bool> = shards
                 .filter_map(|shard| Some(matches!(shard.slots.get(0)?, KeySlot::Small { .. })))
                 .collect();

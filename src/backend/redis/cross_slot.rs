@@ -461,7 +461,8 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
     }
     let remaining = status.remaining().saturating_add(pair.cost);
     let (next, reset) = if remaining == pair.policy.quota_units() {
-        (pair.policy.next_of_unused().unwrap_or(status.next_after()), Duration::ZERO)
+        let next = pair.policy.next_of_unused().map_or(status.next_after(), Duration::from_micros);
+        (next, Duration::ZERO)
     } else {
         (status.next_after(), status.reset_after())
     };

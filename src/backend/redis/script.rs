@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, LazyLock},
-    time::Duration,
 };
 
 use redis::{Cmd, Value};
@@ -19,7 +18,7 @@ use crate::{
         tokens::{TokenOutcome, TokenPair, TokenSettlement},
     },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
-    decision::{Decision, PartialSource, Status, Wait},
+    decision::{Decision, PartialSource, Standing, Status, WaitMicros},
     observe,
     policy::{Policy, REDIS_TYPES, RedisProperties},
 };
@@ -539,17 +538,17 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
         verdict -= EARLIER_PERIOD;
         observe::earlier_period(&pair.policy);
     }
-    let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
+    let (retry, next_after, reset_after) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let retry_after = match verdict {
-        0 => Wait::ZERO,
+        0 => WaitMicros::ZERO,
         // A denial with a wait of zero would be an admission.
-        1 if !retry.is_zero() => Wait::For(retry),
-        4 if pair.policy.properties().is_held => Wait::Unknown,
-        2 => Wait::Never,
+        1 if retry > 0 => WaitMicros::new(retry),
+        4 if pair.policy.properties().is_held => WaitMicros::UNKNOWN,
+        2 => WaitMicros::NEVER,
         3 if pair.is_shadow => return Some(None),
         _ => return None,
     };
-    Some(Some(Status::new(pair, remaining, retry_after, next, reset)))
+    Some(Some(Status::of_pair(pair.borrowed(), Standing { remaining, retry_after, next_after, reset_after })))
 }
 
 /// A reader of packed little-endian numbers.
@@ -585,15 +584,11 @@ impl<'a> Fields<'a> {
     fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
     }
-
-    fn micros(&mut self) -> Option<Duration> {
-        self.u64().map(Duration::from_micros)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{collections::HashSet, time::Duration};
 
     use super::*;
     use crate::{key::PartitionKey, policy::Policy};
