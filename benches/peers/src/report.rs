@@ -4,8 +4,7 @@ use std::{error::Error, fs, path::Path};
 
 use crate::{
     chart::Chart,
-    comparison::{Comparison, Figure},
-    subject::Subject,
+    comparison::{Comparison, Entry, Figure},
 };
 
 #[derive(Default)]
@@ -35,21 +34,9 @@ impl Report {
         self.charts.push(chart);
     }
 
-    /// Compares this crate with the others in a cell.
-    ///
-    /// Of this crate, the subject with its defaults counts. The references do not count.
-    pub fn compare(&mut self, figure: Figure, cell: &str, all: impl IntoIterator<Item = (Subject, f64)>) {
-        let all: Vec<_> = all.into_iter().collect();
-        let ours = all.iter().find(|(subject, _)| matches!(subject, Subject::Memory | Subject::Redis));
-        let others = all.iter().filter(|(subject, _)| subject.is_other_crate());
-        if let Some((_, ours)) = ours {
-            self.comparison.add(figure, cell, *ours, others.map(|(subject, value)| (subject.name(), *value)));
-        }
-    }
-
-    /// Compares this crate with one other crate in a cell.
-    pub fn compare_two(&mut self, figure: Figure, cell: &str, ours: f64, other: (&'static str, f64)) {
-        self.comparison.add(figure, cell, ours, [other]);
+    /// Compares this crate with the others in a cell, each type of limit with its own type.
+    pub fn compare(&mut self, figure: Figure, cell: &str, entries: &[Entry]) {
+        self.comparison.add(figure, cell, entries);
     }
 
     /// Prints where this crate loses.
