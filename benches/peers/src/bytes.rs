@@ -95,4 +95,5 @@ fn table(
 
 fn compare(report: &mut Report, cell: &str, entries: &[Entry]) {
     report.compare(Figure::Bytes, cell, entries);
+    report.compare_types(Figure::Bytes, cell, entries);
 }

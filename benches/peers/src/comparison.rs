@@ -175,6 +175,6 @@ impl Comparison {
 }
 
 const RULE: &str = "A GCRA is a token bucket, so these cells compare the crates with a GCRA with the token bucket of this crate. None of \
-    the other crates here keeps a sliding log.\n\n\
+    the other crates here keeps a sliding log; the next section shows what the log costs.\n\n\
     A time is the median of its rounds. If the ranges of the rounds overlap, from the smallest to the largest one, the cell counts as \
     equal. Commands, instructions, allocations and bytes do not vary, and are compared as printed.";

@@ -78,6 +78,9 @@ fn table(
             let instructions = over_inner(|cost| cost.instructions);
             report.compare(Figure::Instructions, &cell, &instructions);
             report.compare(Figure::Allocations, &cell, &over_inner(|cost| cost.allocations));
+            if number_of_policies == 1 {
+                report.compare_types(Figure::Instructions, &cell, &instructions);
+            }
         }
     }
     let heading = [

@@ -35,6 +35,7 @@ mod services;
 mod subject;
 mod table;
 mod token_bucket;
+mod unlike;
 
 use child::Child;
 use limit::Limit;

@@ -25,7 +25,7 @@ struct Cell {
     threads: usize,
 }
 
-/// The cell of the charts.
+/// The cell of the charts, in which the types of limits are shown side by side.
 const MAIN: Cell = Cell { policies: 1, keys: 10_000, threads: 1 };
 
 /// What the rounds of a cell have taken, in nanoseconds.
@@ -129,6 +129,9 @@ fn compare(cell: Cell, verdict: Verdict, times: &Times, report: &mut Report) {
     let all = Subject::IN_MEMORY.into_iter().enumerate();
     let entries: Vec<_> = all.map(|(i, subject)| subject.entry(times.over_inner(verdict, i))).collect();
     report.compare(Figure::Time, &name, &entries);
+    if cell == MAIN {
+        report.compare_types(Figure::Time, &name, &entries);
+    }
 }
 
 fn chart(verdict: Verdict, times: &Times) -> Chart {

@@ -26,7 +26,7 @@ struct Cell {
     keys: usize,
 }
 
-/// The cell of the charts.
+/// The cell of the charts, in which the types of limits are shown side by side.
 const MAIN: Cell = Cell { policies: 1, threads: 2, in_flight: 64, keys: 10_000 };
 
 /// What one subject has taken in the rounds of a cell.
@@ -187,6 +187,9 @@ fn compare(cell: Cell, verdict: Verdict, all: &[(Subject, &Figures)], report: &m
     let mut add = |figure, rounds: fn(&Figures) -> Rounds| {
         let entries: Vec<_> = all.iter().map(|(subject, figures)| subject.entry(rounds(figures))).collect();
         report.compare(figure, &name, &entries);
+        if cell == MAIN && matches!(figure, Figure::Time | Figure::ServerTime) {
+            report.compare_types(figure, &name, &entries);
+        }
     };
     add(Figure::Time, |figures| figures.rate.map(|rate| 1e9 / rate));
     add(Figure::P99, |figures| figures.p99.clone());

@@ -5,6 +5,7 @@ use std::{error::Error, fs, path::Path};
 use crate::{
     chart::Chart,
     comparison::{Comparison, Entry, Figure},
+    unlike::Unlike,
 };
 
 #[derive(Default)]
@@ -12,6 +13,7 @@ pub struct Report {
     text: String,
     charts: Vec<Chart>,
     comparison: Comparison,
+    unlike: Unlike,
 }
 
 impl Report {
@@ -39,13 +41,22 @@ impl Report {
         self.comparison.add(figure, cell, entries);
     }
 
+    /// Shows the types of limits side by side in a cell.
+    pub fn compare_types(&mut self, figure: Figure, cell: &str, entries: &[Entry]) {
+        self.unlike.add(figure, cell, entries);
+    }
+
     /// Prints where this crate loses.
     pub fn print_losses(&self) {
         println!("\n{}", self.losses());
     }
 
     fn losses(&self) -> String {
-        format!("## Where this crate loses\n\n{}", self.comparison.losses())
+        format!(
+            "## Where this crate loses\n\n{}\n## What a sliding log costs beside a GCRA\n\n{}",
+            self.comparison.losses(),
+            self.unlike.tables()
+        )
     }
 
     /// Writes `RESULTS.md` and the charts to a folder.
