@@ -6,11 +6,11 @@ use crate::{
     Context,
     child::Child,
     comparison::Figure,
-    count::cost,
+    count::{Cost, cost},
     drive::Load,
+    limit::Limit,
     limiters::Bare,
     report::Report,
-    subject::Limit,
     table::{Rounds, keys, markdown, number, whole},
 };
 
@@ -31,17 +31,17 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
         let mut rates = Bare::ALL.map(|_| Rounds::default());
         for _ in 0..context.rounds {
             for (rates, bare) in rates.iter_mut().zip(Bare::ALL) {
-                let (took, _) = bare.run(DECISIONS, number_of_keys)?;
+                let (took, _) = bare.run(Limit::admitting(1), DECISIONS, number_of_keys)?;
                 rates.0.push(1e9 / took.as_nanos().max(1) as f64);
             }
         }
         let cell = keys(number_of_keys);
-        compare(report, Figure::Time, &cell, rates.each_ref().map(|rates| 1e9 / rates.median()));
+        compare(report, Figure::Time, &cell, rates.each_ref().map(|rates| rates.map(|rate| 1e9 / rate)));
         let heading = format!("decisions per second, {cell}");
         rows.push([heading].into_iter().chain(rates.iter().map(Rounds::with_spread)).collect());
     }
-    let mut costs = Vec::new();
-    for bare in Bare::ALL {
+    let mut costs = [Cost::default(); Bare::ALL.len()];
+    for (counted, bare) in costs.iter_mut().zip(Bare::ALL) {
         let load = Load {
             limit: Limit::admitting(1),
             requests: 10_000,
@@ -50,14 +50,13 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
             keys: 1,
             warm_up: 0,
         };
-        costs.push(cost(&Child { name: format!("{bare:?}"), url: String::new(), load })?);
+        *counted = cost(&Child { name: format!("{bare:?}"), url: String::new(), load })?;
     }
-    let [ours, governor] = costs[..] else { return Err("not two limiters".into()) };
     for (figure, name, values) in [
-        (Figure::Instructions, "instructions, 1 key", [ours.instructions, governor.instructions]),
-        (Figure::Allocations, "allocations, 1 key", [ours.allocations, governor.allocations]),
+        (Figure::Instructions, "instructions, 1 key", costs.map(|cost| cost.instructions)),
+        (Figure::Allocations, "allocations, 1 key", costs.map(|cost| cost.allocations)),
     ] {
-        compare(report, figure, "1 key", values);
+        compare(report, figure, "1 key", values.map(Rounds::exact));
         rows.push([name.to_owned()].into_iter().chain(values.map(number)).collect());
     }
     let heading: Vec<_> = ["figure"].into_iter().chain(Bare::ALL.map(Bare::name)).collect();
@@ -65,7 +64,8 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-fn compare(report: &mut Report, figure: Figure, cell: &str, [ours, governor]: [f64; 2]) {
-    let cell = format!("limiter without a layer, {cell}");
-    report.compare_two(figure, &cell, ours, (Bare::Governor.name(), governor));
+fn compare(report: &mut Report, figure: Figure, cell: &str, values: [Rounds; Bare::ALL.len()]) {
+    let entries: Vec<_> =
+        Bare::ALL.into_iter().zip(values).map(|(bare, rounds)| bare.entry(rounds)).collect();
+    report.compare(figure, &format!("limiter without a layer, {cell}"), &entries);
 }

@@ -4,16 +4,18 @@ use std::error::Error;
 
 use crate::{
     child::Child,
-    comparison::Figure,
+    comparison::{Entry, Figure},
     count,
     drive::{InFlight, Load},
+    limit::Limit,
     limiters::Bare,
     report::Report,
     runtime,
     server::Server,
     server_figures::{flush, info},
-    subject::{Limit, Subject, visit},
-    table::{markdown, policies, whole},
+    services::visit,
+    subject::Subject,
+    table::{Rounds, markdown, policies, whole},
 };
 
 const HEADING: [&str; 3] = ["subject", "1 policy", "3 policies"];
@@ -31,18 +33,14 @@ pub fn in_memory(report: &mut Report) -> Result<(), Box<dyn Error>> {
         let load = Load { limit, requests: 1, made: 1, clients: 1, keys: 1, warm_up: 0 };
         Child { name, url: String::new(), load }
     };
-    let held = |subject: Subject| {
-        let [one, three] = [1, 3].map(|policies| child(format!("{subject:?}"), policies));
-        count::bytes([&one, &three])
-    };
+    let held =
+        |subject: Subject| count::bytes([1, 3].map(|policies| child(format!("{subject:?}"), policies)));
     let mut rows = table(&Subject::IN_MEMORY, "memory", report, held)?;
-    let bare = [Bare::Ours, Bare::Governor].map(|bare| child(format!("{bare:?}"), 1));
-    let [ours, governor] = count::bytes(bare.each_ref())?;
-    let other = (Bare::Governor.name(), governor);
-    report.compare_two(Figure::Bytes, "limiter without a layer", ours, other);
-    for (bare, bytes) in [(Bare::Ours, ours), (Bare::Governor, governor)] {
-        rows.push(vec![bare.name().to_owned(), whole(bytes), String::new()]);
-    }
+    let bytes = count::bytes(Bare::ALL.map(|bare| child(format!("{bare:?}"), 1)))?;
+    let bare: Vec<_> = Bare::ALL.into_iter().zip(bytes).collect();
+    rows.extend(bare.iter().map(|(bare, bytes)| vec![bare.name().to_owned(), whole(*bytes), String::new()]));
+    let entries: Vec<_> = bare.iter().map(|(bare, bytes)| bare.entry(Rounds::exact(*bytes))).collect();
+    compare(report, "limiter without a layer", &entries);
     report.text(&markdown(&HEADING, &rows));
     Ok(())
 }
@@ -55,7 +53,7 @@ pub fn on_redis(server: &Server, report: &mut Report) -> Result<(), Box<dyn Erro
          policies, each subject stores three keys.",
     );
     let subjects: Vec<_> =
-        Subject::ON_REDIS.into_iter().filter(|subject| *subject != Subject::RedisWithoutDenyCache).collect();
+        Subject::ON_REDIS.into_iter().filter(|subject| !subject.is_without_deny_cache()).collect();
     let measure = |subject: Subject| Ok([grown(server, subject, 1)?, grown(server, subject, 3)?]);
     let rows = table(&subjects, "Redis", report, measure)?;
     report.text(&markdown(&HEADING, &rows));
@@ -65,7 +63,6 @@ pub fn on_redis(server: &Server, report: &mut Report) -> Result<(), Box<dyn Erro
 pub fn grown(server: &Server, subject: Subject, policies: usize) -> Result<f64, Box<dyn Error>> {
     let (clients, requests) = (50, 200);
     let keys = clients * requests;
-    // With the other quota, the keys of some crates expire within a millisecond.
     let limit = Limit::denying(policies);
     let load = Load { limit, requests, made: requests, clients, keys, warm_up: 0 };
     flush(server)?;
@@ -88,10 +85,15 @@ fn table(
     for &subject in subjects {
         let bytes = measure(subject)?;
         rows.push([subject.name().to_owned()].into_iter().chain(bytes.map(whole)).collect());
-        one.push((subject, bytes[0]));
-        three.push((subject, bytes[1]));
+        one.push(subject.entry(Rounds::exact(bytes[0])));
+        three.push(subject.entry(Rounds::exact(bytes[1])));
     }
-    report.compare(Figure::Bytes, &format!("{part}, {}", policies(1)), one);
-    report.compare(Figure::Bytes, &format!("{part}, {}", policies(3)), three);
+    compare(report, &format!("{part}, {}", policies(1)), &one);
+    compare(report, &format!("{part}, {}", policies(3)), &three);
     Ok(rows)
+}
+
+fn compare(report: &mut Report, cell: &str, entries: &[Entry]) {
+    report.compare(Figure::Bytes, cell, entries);
+    report.compare_types(Figure::Bytes, cell, entries);
 }

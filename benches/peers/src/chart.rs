@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::table::number;
 
 /// The left edge and the greatest width of the bars, and the height of the heading and of a row, in pixels.
-const BARS: (f64, f64) = (340.0, 330.0);
+const BARS: (f64, f64) = (390.0, 280.0);
 const HEADING: usize = 36;
 const ROW: usize = 26;
 /// The colours of the charts in the guide.

@@ -5,9 +5,11 @@ use std::{error::Error, mem};
 use crate::{
     count::counted,
     drive::{Counted, InFlight, Load},
+    limit::Limit,
     limiters::Bare,
     runtime,
-    subject::{Limit, Subject, visit},
+    services::visit,
+    subject::Subject,
 };
 
 /// What the child process runs.
@@ -45,7 +47,7 @@ impl Child {
     pub fn run(&self) -> Result<(), Box<dyn Error>> {
         let (load, url) = (self.load, self.url.as_str());
         if let Some(bare) = Bare::parse(&self.name) {
-            let (_, limiter) = bare.run(load.requests, load.keys)?;
+            let (_, limiter) = bare.run(load.limit, load.requests, load.keys)?;
             mem::forget(limiter);
             return Ok(());
         }

@@ -4,14 +4,15 @@ use std::error::Error;
 
 use crate::{
     child::Child,
-    comparison::Figure,
+    comparison::{Entry, Figure},
     count::{Cost, cost},
     drive::Load,
+    limit::{Limit, Verdict},
     report::Report,
     server::Server,
     server_figures::flush,
-    subject::{Limit, Subject, Verdict},
-    table::{markdown, number, policies},
+    subject::Subject,
+    table::{Rounds, markdown, number, policies},
 };
 
 /// Counts the layers in memory.
@@ -69,15 +70,17 @@ fn table(
         }
         for verdict in Verdict::BOTH {
             let cell = format!("{part}, {}, {}", verdict.name(), policies(number_of_policies));
-            let counted = |subject: &Subject, both: &[Cost; 2]| {
-                let (cost, inner) = (both[verdict as usize], inner.unwrap_or_default());
-                (*subject, cost.instructions - inner.instructions, cost.allocations - inner.allocations)
+            let over_inner = |figure: fn(&Cost) -> f64| -> Vec<Entry> {
+                let inner = figure(&inner.unwrap_or_default());
+                let over = |both: &[Cost; 2]| Rounds::exact(figure(&both[verdict as usize]) - inner);
+                all.iter().map(|(subject, both): &(Subject, _)| subject.entry(over(both))).collect()
             };
-            let over: Vec<_> = all.iter().map(|(subject, both)| counted(subject, both)).collect();
-            let instructions = over.iter().map(|(subject, instructions, _)| (*subject, *instructions));
-            let allocations = over.iter().map(|(subject, _, allocations)| (*subject, *allocations));
-            report.compare(Figure::Instructions, &cell, instructions);
-            report.compare(Figure::Allocations, &cell, allocations);
+            let instructions = over_inner(|cost| cost.instructions);
+            report.compare(Figure::Instructions, &cell, &instructions);
+            report.compare(Figure::Allocations, &cell, &over_inner(|cost| cost.allocations));
+            if number_of_policies == 1 {
+                report.compare_types(Figure::Instructions, &cell, &instructions);
+            }
         }
     }
     let heading = [

@@ -3,7 +3,7 @@
 //! Nothing in the program counts, so that counting costs the measured code nothing.
 
 use std::{
-    env,
+    array, env,
     error::Error,
     process::{Command, Stdio},
 };
@@ -43,21 +43,23 @@ pub fn cost(child: &Child) -> Result<Cost, Box<dyn Error>> {
     })
 }
 
-/// Counts the bytes that each of two subjects has requested for each of 100,000 keys and holds at the end, after one request for
+/// Counts the bytes that each of these subjects has requested for each of 100,000 keys and holds at the end, after one request for
 /// each.
-pub fn bytes(children: [&Child; 2]) -> Result<[f64; 2], Box<dyn Error>> {
+pub fn bytes<const N: usize>(children: [Child; N]) -> Result<[f64; N], Box<dyn Error>> {
     const KEYS: usize = 100_000;
     let held = |keys: usize| {
-        let [a, b] = children.map(|child| {
+        let loaded = children.each_ref().map(|child| {
             let mut child = child.clone();
             (child.load.keys, child.load.requests, child.load.made) = (keys, keys, keys);
             child
         });
-        let [a, b] = run([(&DHAT, &a), (&DHAT, &b)])?;
-        Ok::<_, Box<dyn Error>>([a.figure("At t-end:", "")?, b.figure("At t-end:", "")?])
+        let summaries = run(loaded.each_ref().map(|child| (&DHAT[..], child)))?;
+        let bytes: Result<Vec<_>, _> =
+            summaries.iter().map(|summary| summary.figure("At t-end:", "")).collect();
+        bytes
     };
-    let ([one_a, one_b], [all_a, all_b]) = (held(1)?, held(KEYS)?);
-    Ok([all_a - one_a, all_b - one_b].map(|bytes| bytes / (KEYS - 1) as f64))
+    let (one, all) = (held(1)?, held(KEYS)?);
+    Ok(array::from_fn(|child| (all[child] - one[child]) / (KEYS - 1) as f64))
 }
 
 const CALLGRIND: [&str; 3] =

@@ -16,10 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tower::{Service, ServiceExt};
 
-use crate::{
-    count::counted,
-    subject::{KEY, Limit, Visitor},
-};
+use crate::{count::counted, keys::KEY, limit::Limit, services::Visitor};
 
 /// The requests in flight while keys use up their quotas.
 const WARM_UP_CLIENTS: usize = 64;

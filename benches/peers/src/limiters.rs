@@ -4,29 +4,52 @@ use std::{
     any::Any,
     error::Error,
     num::NonZeroU32,
+    pin::pin,
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
 use governor::{Quota, RateLimiter};
-use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, policy::Rate};
 
-use crate::count::counted;
+use crate::{
+    comparison::{Entry, Role},
+    count::counted,
+    limit::{Limit, LimitType},
+    table::Rounds,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bare {
-    Governor,
     /// `Limiter::check`, with the future that it returns.
-    Ours,
+    Log,
+    TokenBucket,
+    Governor,
 }
 
 impl Bare {
-    pub const ALL: [Self; 2] = [Self::Ours, Self::Governor];
+    pub const ALL: [Self; 3] = [Self::Log, Self::TokenBucket, Self::Governor];
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::Log => "**tower-sliding-window**, `Limiter::check`, log",
+            Self::TokenBucket => "**tower-sliding-window**, `Limiter::check`, token bucket",
             Self::Governor => "governor 0.10, keyed",
-            Self::Ours => "**tower-sliding-window**, `Limiter::check`",
         }
+    }
+
+    /// Returns the part of the limiter in a comparison.
+    pub fn role(self) -> Role {
+        match self {
+            Self::Log => Role::Ours(LimitType::Log),
+            Self::TokenBucket => Role::Ours(LimitType::TokenBucket),
+            Self::Governor => Role::OtherCrate(LimitType::TokenBucket),
+        }
+    }
+
+    /// Returns what the limiter needs in a cell, for a comparison.
+    pub fn entry(self, rounds: Rounds) -> Entry {
+        Entry { name: self.name(), role: self.role(), rounds }
     }
 
     pub fn parse(name: &str) -> Option<Self> {
@@ -34,30 +57,34 @@ impl Bare {
     }
 
     /// Makes this many admitted decisions on one thread, over this many keys. Returns the time of one decision, and the limiter.
-    pub fn run(self, decisions: usize, keys: usize) -> Result<(Duration, Box<dyn Any>), Box<dyn Error>> {
+    pub fn run(
+        self,
+        limit: Limit,
+        decisions: usize,
+        keys: usize,
+    ) -> Result<(Duration, Box<dyn Any>), Box<dyn Error>> {
         let names = (0..keys).map(|key| format!("key-{key:06}"));
-        let (took, limiter): (_, Box<dyn Any>) = match self {
+        let rate = Rate::new(1, limit.interval());
+        let policy = match self {
+            Self::Log => Policy::new("hour", limit.capacity(), Duration::from_secs(3_600))?,
+            Self::TokenBucket => Policy::token_bucket("hour", limit.capacity(), rate)?,
             Self::Governor => {
-                let quota = Quota::with_period(Duration::from_nanos(1)).ok_or("a period of 0")?;
-                let limiter = RateLimiter::keyed(quota.allow_burst(NonZeroU32::MAX));
+                let quota = Quota::with_period(limit.interval()).ok_or("a period of 0")?;
+                let burst = NonZeroU32::new(limit.capacity()).ok_or("a capacity of 0")?;
+                let limiter = RateLimiter::keyed(quota.allow_burst(burst));
                 let names: Vec<String> = names.collect();
                 let took = timed(decisions, keys, |key| limiter.check_key(&names[key]).is_ok());
-                (took, Box::new(limiter))
-            }
-            Self::Ours => {
-                let policy = Policy::new("hour", u32::MAX, Duration::from_secs(3_600))?;
-                let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
-                let keys_made: Vec<PartitionKey> =
-                    names.map(|name| PartitionKey::new("x-api-key", name)).collect();
-                let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-                let took = timed(decisions, keys, |key| {
-                    let check = std::pin::pin!(limiter.check(keys_made[key].clone())).poll(&mut cx);
-                    matches!(check, std::task::Poll::Ready(Ok(decision)) if decision.is_admitted())
-                });
-                (took, Box::new(limiter))
+                return Ok((took / decisions as u32, Box::new(limiter)));
             }
         };
-        Ok((took / decisions as u32, limiter))
+        let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+        let keys_made: Vec<PartitionKey> = names.map(|name| PartitionKey::new("x-api-key", name)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let took = timed(decisions, keys, |key| {
+            let check = pin!(limiter.check(keys_made[key].clone())).poll(&mut cx);
+            matches!(check, Poll::Ready(Ok(decision)) if decision.is_admitted())
+        });
+        Ok((took / decisions as u32, Box::new(limiter)))
     }
 }
 

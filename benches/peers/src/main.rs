@@ -21,6 +21,8 @@ mod comparison;
 mod costs;
 mod count;
 mod drive;
+mod keys;
+mod limit;
 mod limiters;
 mod memory;
 mod on_redis;
@@ -29,11 +31,14 @@ mod report;
 #[allow(dead_code, reason = "the tests use all of it")]
 mod server;
 mod server_figures;
+mod services;
 mod subject;
 mod table;
 mod token_bucket;
+mod unlike;
 
 use child::Child;
+use limit::Limit;
 use report::Report;
 use server::{Engine, Server};
 
@@ -106,13 +111,14 @@ fn introduction(rounds: usize) -> Result<String, Box<dyn Error>> {
          {rounds} rounds with the smallest and the largest one in parentheses. Instructions, allocations and bytes do not depend on the \
          load of the machine; times do.\n\n\
          Machine: {cores} cores, {model}; {}; {}; {}. Client and server share the cores.\n\n\
-         tower-sliding-window and the GCRA crates do not count the same way: a GCRA stores one instant for each key, a sliding log one \
-         record for each request. Every layer writes the header fields of its crate to every response. Those with one policy for each \
+         tower-sliding-window is shown with a sliding log, its default, and with a token bucket, which counts like a GCRA. {} Every \
+         layer writes the header fields of its crate to every response. Those with one policy for each \
          layer are nested three times for three policies. The outermost of them denies, so a denial costs them one policy. This crate \
          checks all three.\n",
         version("rustc")?,
         version("redis-server")?,
         version("valgrind")?,
+        Limit::TEXT,
     ))
 }
 

@@ -7,9 +7,11 @@ use crate::{
     chart::{Bar, Chart},
     comparison::Figure,
     drive::{Load, Threads},
+    limit::{Limit, Verdict},
     report::Report,
     runtime,
-    subject::{Limit, Subject, Verdict, visit},
+    services::visit,
+    subject::Subject,
     table::{Rounds, keys, markdown, number, policies, threads, whole},
 };
 
@@ -22,6 +24,9 @@ struct Cell {
     keys: usize,
     threads: usize,
 }
+
+/// The cell of the charts, in which the types of limits are shown side by side.
+const MAIN: Cell = Cell { policies: 1, keys: 10_000, threads: 1 };
 
 /// What the rounds of a cell have taken, in nanoseconds.
 #[derive(Default)]
@@ -77,7 +82,7 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
                 for verdict in Verdict::BOTH {
                     rows.push(row(cell, verdict, &times));
                     compare(cell, verdict, &times, report);
-                    if cell == (Cell { policies: 1, keys: 10_000, threads: 1 }) {
+                    if cell == MAIN {
                         charts.push(chart(verdict, &times));
                     }
                 }
@@ -122,8 +127,11 @@ fn compare(cell: Cell, verdict: Verdict, times: &Times, report: &mut Report) {
         threads(cell.threads)
     );
     let all = Subject::IN_MEMORY.into_iter().enumerate();
-    let all = all.map(|(i, subject)| (subject, times.over_inner(verdict, i).median()));
-    report.compare(Figure::Time, &name, all);
+    let entries: Vec<_> = all.map(|(i, subject)| subject.entry(times.over_inner(verdict, i))).collect();
+    report.compare(Figure::Time, &name, &entries);
+    if cell == MAIN {
+        report.compare_types(Figure::Time, &name, &entries);
+    }
 }
 
 fn chart(verdict: Verdict, times: &Times) -> Chart {

@@ -7,11 +7,13 @@ use crate::{
     chart::{Bar, Chart},
     comparison::Figure,
     drive::{InFlight, Load},
+    limit::{Limit, Verdict},
     report::Report,
     runtime,
     server::Server,
     server_figures::{Start, flush},
-    subject::{Limit, Subject, Verdict, visit},
+    services::visit,
+    subject::Subject,
     table::{Rounds, keys, markdown, number, policies, threads, whole},
 };
 
@@ -23,6 +25,9 @@ struct Cell {
     in_flight: usize,
     keys: usize,
 }
+
+/// The cell of the charts, in which the types of limits are shown side by side.
+const MAIN: Cell = Cell { policies: 1, threads: 2, in_flight: 64, keys: 10_000 };
 
 /// What one subject has taken in the rounds of a cell.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +73,7 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
                         let all: Vec<_> =
                             of_verdict.map(|(subject, _, figures)| (*subject, figures)).collect();
                         compare(cell, verdict, &all, report);
-                        if cell == (Cell { policies: 1, threads: 2, in_flight: 64, keys: 10_000 }) {
+                        if cell == MAIN {
                             charts.push(chart(verdict, &all));
                         }
                     }
@@ -103,8 +108,7 @@ fn rounds(server: &Server, rounds: usize, cell: Cell) -> Result<Vec<Measured>, B
     let mut measured = vec![(Subject::Script, Verdict::Admitted, Figures::default())];
     for verdict in Verdict::BOTH {
         // An admission does not depend on the deny cache.
-        let is_measured =
-            |subject: &Subject| verdict == Verdict::Denied || *subject != Subject::RedisWithoutDenyCache;
+        let is_measured = |subject: &Subject| verdict == Verdict::Denied || !subject.is_without_deny_cache();
         let subjects = Subject::ON_REDIS.into_iter().filter(is_measured);
         measured.extend(subjects.map(|subject| (subject, verdict, Figures::default())));
     }
@@ -158,15 +162,15 @@ fn round(
 }
 
 fn row(cell: Cell, subject: Subject, verdict: Verdict, figures: &Figures) -> Vec<String> {
-    let latencies = [&figures.p50, &figures.p99, &figures.p999].map(|latency| number(latency.median()));
+    let [p50, p999] = [&figures.p50, &figures.p999].map(|latency| number(latency.median()));
     vec![
         whole(cell.in_flight as f64),
         whole(cell.keys as f64),
         if subject == Subject::Script { String::new() } else { verdict.name().to_owned() },
         subject.name().to_owned(),
         figures.rate.with_spread(),
-        latencies.join("; "),
-        number(figures.server.median()),
+        format!("{p50}; {}; {p999}", figures.p99.with_spread()),
+        figures.server.with_spread(),
         number(figures.commands.median()),
     ]
 }
@@ -180,13 +184,17 @@ fn compare(cell: Cell, verdict: Verdict, all: &[(Subject, &Figures)], report: &m
         whole(cell.in_flight as f64),
         threads(cell.threads)
     );
-    let mut add = |figure, value: fn(&Figures) -> f64| {
-        report.compare(figure, &name, all.iter().map(|(subject, figures)| (*subject, value(figures))));
+    let mut add = |figure, rounds: fn(&Figures) -> Rounds| {
+        let entries: Vec<_> = all.iter().map(|(subject, figures)| subject.entry(rounds(figures))).collect();
+        report.compare(figure, &name, &entries);
+        if cell == MAIN && matches!(figure, Figure::Time | Figure::ServerTime) {
+            report.compare_types(figure, &name, &entries);
+        }
     };
-    add(Figure::Time, |figures| 1e9 / figures.rate.median());
-    add(Figure::P99, |figures| figures.p99.median());
-    add(Figure::ServerTime, |figures| figures.server.median());
-    add(Figure::Commands, |figures| figures.commands.median());
+    add(Figure::Time, |figures| figures.rate.map(|rate| 1e9 / rate));
+    add(Figure::P99, |figures| figures.p99.clone());
+    add(Figure::ServerTime, |figures| figures.server.clone());
+    add(Figure::Commands, |figures| Rounds::exact(figures.commands.median()));
 }
 
 fn chart(verdict: Verdict, all: &[(Subject, &Figures)]) -> Chart {

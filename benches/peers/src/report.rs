@@ -4,8 +4,8 @@ use std::{error::Error, fs, path::Path};
 
 use crate::{
     chart::Chart,
-    comparison::{Comparison, Figure},
-    subject::Subject,
+    comparison::{Comparison, Entry, Figure},
+    unlike::Unlike,
 };
 
 #[derive(Default)]
@@ -13,6 +13,7 @@ pub struct Report {
     text: String,
     charts: Vec<Chart>,
     comparison: Comparison,
+    unlike: Unlike,
 }
 
 impl Report {
@@ -35,21 +36,14 @@ impl Report {
         self.charts.push(chart);
     }
 
-    /// Compares this crate with the others in a cell.
-    ///
-    /// Of this crate, the subject with its defaults counts. The references do not count.
-    pub fn compare(&mut self, figure: Figure, cell: &str, all: impl IntoIterator<Item = (Subject, f64)>) {
-        let all: Vec<_> = all.into_iter().collect();
-        let ours = all.iter().find(|(subject, _)| matches!(subject, Subject::Memory | Subject::Redis));
-        let others = all.iter().filter(|(subject, _)| subject.is_other_crate());
-        if let Some((_, ours)) = ours {
-            self.comparison.add(figure, cell, *ours, others.map(|(subject, value)| (subject.name(), *value)));
-        }
+    /// Compares this crate with the others in a cell, each type of limit with its own type.
+    pub fn compare(&mut self, figure: Figure, cell: &str, entries: &[Entry]) {
+        self.comparison.add(figure, cell, entries);
     }
 
-    /// Compares this crate with one other crate in a cell.
-    pub fn compare_two(&mut self, figure: Figure, cell: &str, ours: f64, other: (&'static str, f64)) {
-        self.comparison.add(figure, cell, ours, [other]);
+    /// Shows the types of limits side by side in a cell.
+    pub fn compare_types(&mut self, figure: Figure, cell: &str, entries: &[Entry]) {
+        self.unlike.add(figure, cell, entries);
     }
 
     /// Prints where this crate loses.
@@ -58,7 +52,11 @@ impl Report {
     }
 
     fn losses(&self) -> String {
-        format!("## Where this crate loses\n\n{}", self.comparison.losses())
+        format!(
+            "## Where this crate loses\n\n{}\n## What a sliding log costs beside a GCRA\n\n{}",
+            self.comparison.losses(),
+            self.unlike.tables()
+        )
     }
 
     /// Writes `RESULTS.md` and the charts to a folder.

@@ -1,23 +1,45 @@
 //! Tables in Markdown, and the numbers in them.
 
-/// Median and spread of the rounds of one cell.
+/// Median and spread of the rounds of one cell. A figure that does not vary has one round.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds(pub Vec<f64>);
 
 impl Rounds {
+    /// Returns a figure that does not vary.
+    pub fn exact(value: f64) -> Self {
+        Self(vec![value])
+    }
+
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    /// Formats the median, and the smallest and largest round.
+    /// Returns the smallest and the largest round.
+    fn range(&self) -> [f64; 2] {
+        let rounds = || self.0.iter().copied();
+        [rounds().fold(f64::NAN, f64::min), rounds().fold(f64::NAN, f64::max)]
+    }
+
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let ([min, max], [other_min, other_max]) = (self.range(), other.range());
+        min <= other_max && other_min <= max
+    }
+
+    /// Applies a function to each round.
+    pub fn map(&self, function: impl Fn(f64) -> f64) -> Self {
+        Self(self.0.iter().copied().map(function).collect())
+    }
+
+    /// Formats the median, and of several rounds the smallest and the largest one.
     pub fn with_spread(&self) -> String {
-        let (min, max) = (
-            self.0.iter().copied().fold(f64::NAN, f64::min),
-            self.0.iter().copied().fold(f64::NAN, f64::max),
-        );
-        format!("{} ({} to {})", number(self.median()), number(min), number(max))
+        let median = number(self.median());
+        if self.0.len() < 2 {
+            return median;
+        }
+        let [min, max] = self.range();
+        format!("{median} ({} to {})", number(min), number(max))
     }
 }
 
