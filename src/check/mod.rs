@@ -148,7 +148,7 @@ impl Receipt {
 pub struct Refund {
     namespace: Namespace,
     deadline: Option<Instant>,
-    pairs: Box<[RefundPair]>,
+    pairs: SmallVec<[RefundPair; 1]>,
 }
 
 /// The refund of one pair.
@@ -234,6 +234,11 @@ impl Pair {
     pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
         let is_shadow = self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE;
         is_shadow || !self.policy.properties().is_settled()
+    }
+
+    /// Returns the refund of units of a charge of this pair.
+    pub(crate) fn refund(&self, receipt: Receipt, units: u32) -> RefundPair {
+        RefundPair { key: self.key.clone(), policy: self.policy.clone(), receipt, units }
     }
 
     /// Returns this pair, as a shadow pair if `is_shadow`.
@@ -427,14 +432,10 @@ impl Refund {
         let has_refund = |((pair, receipt), used): &((&Pair, &Receipt), &u32)| {
             **used < pair.cost && !pair.is_uncharged(receipt)
         };
-        let pairs = pairs.filter(has_refund).map(|((pair, receipt), used)| RefundPair {
-            key: pair.key.clone(),
-            policy: pair.policy.clone(),
-            receipt: *receipt,
-            units: pair.cost - used,
-        });
-        let pairs: Box<[RefundPair]> = pairs.collect();
-        (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), deadline: None, pairs })
+        let refunds =
+            pairs.filter(has_refund).map(|((pair, receipt), used)| pair.refund(*receipt, pair.cost - used));
+        let refund = Self::from_pairs(check.namespace.clone(), refunds);
+        (!refund.pairs.is_empty()).then_some(refund)
     }
 
     /// Returns the same refund with a deadline. If the deadline is exceeded, a backend must not apply the refund, and returns
@@ -464,9 +465,9 @@ impl Refund {
         &self.namespace
     }
 
-    /// Returns the refund of units of one charge.
-    pub(crate) fn from_pair(namespace: Namespace, pair: RefundPair) -> Self {
-        Self { namespace, deadline: None, pairs: [pair].into() }
+    /// Returns the refund of these pairs of one namespace.
+    pub(crate) fn from_pairs(namespace: Namespace, pairs: impl IntoIterator<Item = RefundPair>) -> Self {
+        Self { namespace, deadline: None, pairs: pairs.into_iter().collect() }
     }
 
     /// Returns the refund of the pairs with these indices.

@@ -168,9 +168,9 @@ macro_rules! define_any_count {
         impl AnyReading<'_> {
             /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
             #[inline]
-            pub(super) fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
+            pub(super) fn status(&self, pair: PairRef<'_>, clock: u64, admits: bool, charged: bool) -> Status {
                 match self {
-                    $($(#[$attribute])* Self::$variant(reading) => status(reading, pair, admits, charged),)*
+                    $($(#[$attribute])* Self::$variant(reading) => status(reading, pair, clock, admits, charged),)*
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Single<'_> {
         if is_charged && !reading.has_room() {
             return None;
         }
-        let (status, instant) = (status(&reading, pair, admits, is_charged), C::instant(&reading));
+        let (status, instant) = (status(&reading, pair, clock, admits, is_charged), C::instant(&reading));
         drop(reading);
         if is_charged && purpose != Purpose::Peek {
             count.charge(instant, pair.cost);
@@ -247,9 +247,15 @@ impl Single<'_> {
 
 /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
 #[inline(always)]
-fn status<R: UsageReading>(reading: &R, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
+fn status<R: UsageReading>(
+    reading: &R,
+    pair: PairRef<'_>,
+    clock: u64,
+    admits: bool,
+    charged: bool,
+) -> Status {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
-    let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(reading.clock()));
+    let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(clock));
     let retry_after = if admits {
         Wait::ZERO
     } else {

@@ -27,8 +27,6 @@ pub(super) struct CalendarPeriod {
 /// A calendar period at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct CalendarPeriodReading {
-    /// The clock as read.
-    clock: u64,
     /// The end of the period, as of the policy that reads it.
     end: u64,
     /// The usage after a charge of nothing now. Its last instant is that of the pair: the clock, or the last charge's instant while the
@@ -59,7 +57,7 @@ impl Count for CalendarPeriod {
                 (period.end, Self { last: clock, end: end.max(period.end), ..*self })
             }
         };
-        CalendarPeriodReading { clock, end, usage }
+        CalendarPeriodReading { end, usage }
     }
 
     fn instant(reading: &CalendarPeriodReading) -> CalendarPeriodReading {
@@ -95,10 +93,6 @@ impl CalendarPeriodReading {
 }
 
 impl UsageReading for CalendarPeriodReading {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     fn used(&self) -> u64 {
         self.usage.used
     }
