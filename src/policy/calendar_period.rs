@@ -86,23 +86,13 @@ impl FromStr for Anchor {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let pair = |text: &str, between| {
-            let (a, b) = text.split_once(between)?;
-            Some((a.parse().ok()?, b.parse().ok()?))
-        };
-        let date = |text: &str| match pair(text, '-') {
-            Some((month, day)) => Some(Self::date(month, day)),
-            None => text.parse().ok().map(Self::day),
-        };
-        let anchor = match text.split_once(' ') {
-            Some((day, time)) => {
-                date(day).zip(pair(time, ':')).map(|(day, (hour, minute))| day.at(hour, minute))
-            }
-            None => match pair(text, ':') {
-                Some((hour, minute)) => Some(Self::default().at(hour, minute)),
-                None => date(text),
-            },
-        };
-        anchor.ok_or_else(|| ConfigError::invalid_text("anchor", text, ANCHOR_FORM))
+        let only = if text.contains(':') { ("1", text) } else { (text, "0:0") };
+        let (date, time) = text.split_once(' ').unwrap_or(only);
+        let (month, day) = date.split_once('-').unwrap_or(("1", date));
+        let (hour, minute) = time.split_once(':').unwrap_or_default();
+        match [month, day, hour, minute].map(str::parse) {
+            [Ok(month), Ok(day), Ok(hour), Ok(minute)] => Ok(Self { month, day, hour, minute }),
+            _ => Err(ConfigError::invalid_text("anchor", text, ANCHOR_FORM)),
+        }
     }
 }

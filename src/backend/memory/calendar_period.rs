@@ -42,7 +42,8 @@ impl Count for CalendarPeriod {
 
     fn read(&self, clock: u64, policy: &Policy) -> CalendarPeriodReading {
         let Self { last, begin, end, .. } = *self;
-        let period = policy.period_at(clock);
+        let [before, middle, after] = policy.boundaries_around(clock).unwrap_or_default();
+        let period = if clock < middle { before..middle } else { middle..after };
         let new = Self { last: clock, begin: period.start, end: period.end, ..Self::EMPTY };
         let (end, usage) = match monotonic_instant(clock, last, end - begin) {
             None => (period.end, new),
