@@ -321,12 +321,10 @@ impl Check {
         (!pairs.is_empty()).then(|| self.with_pairs(pairs))
     }
 
-    /// Makes this check an overage of these units for each pair. No pair is a shadow.
-    pub(crate) fn charge_overage(&mut self, units: u32) {
-        self.purpose = Purpose::Overage;
-        for pair in &mut self.pairs {
-            (pair.cost, pair.is_shadow) = (units, false);
-        }
+    /// Returns the overage of these units for each pair. No pair is a shadow.
+    pub(crate) fn charging_overage(mut self, units: u32) -> Self {
+        self.pairs.iter_mut().for_each(|pair| pair.is_shadow = false);
+        Self { purpose: Purpose::Overage, ..self.costing(units) }
     }
 
     /// Returns the same check with this cost of each pair.
