@@ -36,8 +36,6 @@ mod types;
 
 pub(crate) use constant_costs::check_constant_costs;
 pub(crate) use gate::BLOCK_UNIT;
-#[cfg(feature = "redis")]
-pub(crate) use in_flight::number as in_flight_number;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
