@@ -21,8 +21,14 @@ impl Boundaries {
     pub(crate) fn around(micros: u64, period: Period, zone: Zone, anchor: Anchor) -> Self {
         let begins = Begins { period, rules: zone.rules(), anchor };
         let micros = micros.min(LAST_INSTANT);
+        let mean_seconds = match period {
+            Period::Day => 86_400,
+            Period::Week => 604_800,
+            Period::Month => 2_629_746,
+            Period::Year => 31_556_952,
+        };
         // The lengths of months and years, the zone and the anchor move a begin by less than two periods.
-        let near = (micros / period.mean_micros()) as i64;
+        let near = (micros / 1_000_000 / mean_seconds) as i64;
         let mut begins: Vec<u64> = (near - 4..=near + 4).map(|index| begins.begin(index)).collect();
         // A day that a zone has left out has the same begin as the next one.
         begins.dedup();

@@ -23,16 +23,3 @@ pub enum Period {
     /// A year.
     Year,
 }
-
-impl Period {
-    /// Returns the mean length over 400 years, in microseconds.
-    const fn mean_micros(self) -> u64 {
-        let seconds = match self {
-            Self::Day => 86_400,
-            Self::Week => 604_800,
-            Self::Month => 2_629_746,
-            Self::Year => 31_556_952,
-        };
-        seconds * 1_000_000
-    }
-}

@@ -247,13 +247,7 @@ impl Single<'_> {
 
 /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
 #[inline(always)]
-fn status<R: UsageReading>(
-    reading: &R,
-    pair: PairRef<'_>,
-    clock: u64,
-    admits: bool,
-    charged: bool,
-) -> Status {
+fn status(reading: &impl UsageReading, pair: PairRef<'_>, clock: u64, admits: bool, charged: bool) -> Status {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
     let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(clock));
     let retry_after = if admits {

@@ -244,7 +244,7 @@ impl Call {
         let (mut pairs, mut periods) = (Packed::from_slice(&NO_DEADLINE), Periods::default());
         for (i, Pair { policy, cost, .. }) in in_call_order(check) {
             if policy.properties().is_held {
-                acquisition::push_acquisition(&mut pairs, acquisition, i, policy);
+                acquisition.push(&mut pairs, i, policy);
             }
             periods.note(pairs.len(), policy);
             push_pair(&mut pairs, *cost, policy);

@@ -306,10 +306,6 @@ impl HeldPair {
         Duration::from_micros(self.pair.policy.window_micros())
     }
 
-    fn third(&self) -> Duration {
-        self.hold_time() / 3
-    }
-
     /// Notes that the outcome of a charge is known from an instant on.
     fn resolve(&mut self, index: u32, from: Instant) {
         if self.alone == Some(index) {
@@ -329,7 +325,7 @@ impl HeldPair {
         let Some(unit) = self.units.get_mut(&index) else { return };
         (unit.state, unit.at, unit.number.units) = (UnitState::Held, now, units);
         self.extended = self.extended.max(sent);
-        let due = sent + self.third();
+        let due = sent + self.hold_time() / 3;
         self.renew_at = Some(self.renew_at.map_or(due, |at| at.min(due)));
     }
 
@@ -432,7 +428,7 @@ impl HeldPair {
             let found = numbers.binary_search_by_key(&number.index, |listed| listed.index);
             found.is_ok_and(|i| numbers[i].number == number.number)
         };
-        let renew_at = sent + self.third();
+        let renew_at = sent + self.hold_time() / 3;
         self.renew_at = None;
         for unit in self.units.values_mut().filter(|unit| unit.state == UnitState::Held) {
             self.renew_at = Some(renew_at);

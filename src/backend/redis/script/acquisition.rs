@@ -32,19 +32,16 @@ pub(crate) struct HeldNumber {
     pub(crate) units: u32,
 }
 
-/// Adds the fields of the acquisition of a pair. A peek has no number, and needs none.
-pub(super) fn push_acquisition(
-    pairs: &mut impl Extend<u8>,
-    acquisition: &Acquisition,
-    pair: usize,
-    policy: &Policy,
-) {
-    let holder = acquisition.holder;
-    let (number, is_alone) = acquisition.numbers.get(pair).copied().unwrap_or_default();
-    let place = holder >> ID_BITS << INDEX_BITS | u64::from(number.index) | if is_alone { ALONE } else { 0 };
-    pairs.extend(number.number.to_le_bytes());
-    // In place of a cost.
-    pairs.extend([0; 4]);
-    pairs.extend(holder.to_le_bytes().into_iter().take(6));
-    pairs.extend(typed(policy, ACQUISITION + place));
+impl Acquisition {
+    /// Adds the fields of the acquisition of a pair. A peek has no number, and needs none.
+    pub(super) fn push(&self, pairs: &mut impl Extend<u8>, pair: usize, policy: &Policy) {
+        let (number, is_alone) = self.numbers.get(pair).copied().unwrap_or_default();
+        let upper_id = self.holder >> ID_BITS << INDEX_BITS;
+        let place = upper_id | u64::from(number.index) | if is_alone { ALONE } else { 0 };
+        pairs.extend(number.number.to_le_bytes());
+        // In place of a cost.
+        pairs.extend([0; 4]);
+        pairs.extend(self.holder.to_le_bytes().into_iter().take(6));
+        pairs.extend(typed(policy, ACQUISITION + place));
+    }
 }
