@@ -76,7 +76,7 @@ impl fmt::Display for Anchor {
 mod form {
     use serde::{
         Deserialize, Deserializer, Serialize, Serializer,
-        de::{Error, Unexpected, Visitor},
+        de::{Error, Visitor},
     };
 
     use super::{Anchor, FORM, fmt};
@@ -95,13 +95,11 @@ mod form {
         }
 
         fn visit_u64<E: Error>(self, day: u64) -> Result<Anchor, E> {
-            let invalid = |_| E::invalid_value(Unexpected::Unsigned(day), &self);
-            day.try_into().map(Anchor::day).map_err(invalid)
+            self.visit_str(&day.to_string())
         }
 
         fn visit_i64<E: Error>(self, day: i64) -> Result<Anchor, E> {
-            let invalid = |_| E::invalid_value(Unexpected::Signed(day), &self);
-            day.try_into().map(Anchor::day).map_err(invalid)
+            self.visit_str(&day.to_string())
         }
     }
 

@@ -148,7 +148,7 @@ impl Receipt {
 pub struct Refund {
     namespace: Namespace,
     deadline: Option<Instant>,
-    pairs: Box<[RefundPair]>,
+    pairs: SmallVec<[RefundPair; 1]>,
 }
 
 /// The refund of one pair.
@@ -236,6 +236,11 @@ impl Pair {
         is_shadow || !self.policy.properties().is_settled()
     }
 
+    /// Returns the refund of units of a charge of this pair.
+    pub(crate) fn refund(&self, receipt: Receipt, units: u32) -> RefundPair {
+        RefundPair { key: self.key.clone(), policy: self.policy.clone(), receipt, units }
+    }
+
     /// Returns this pair, as a shadow pair if `is_shadow`.
     #[inline]
     pub(crate) fn shadow_if(mut self, is_shadow: bool) -> Self {
@@ -316,12 +321,10 @@ impl Check {
         (!pairs.is_empty()).then(|| self.with_pairs(pairs))
     }
 
-    /// Makes this check an overage of these units for each pair. No pair is a shadow.
-    pub(crate) fn charge_overage(&mut self, units: u32) {
-        self.purpose = Purpose::Overage;
-        for pair in &mut self.pairs {
-            (pair.cost, pair.is_shadow) = (units, false);
-        }
+    /// Returns the overage of these units for each pair. No pair is a shadow.
+    pub(crate) fn charging_overage(mut self, units: u32) -> Self {
+        self.pairs.iter_mut().for_each(|pair| pair.is_shadow = false);
+        Self { purpose: Purpose::Overage, ..self.costing(units) }
     }
 
     /// Returns the same check with this cost of each pair.
@@ -421,14 +424,10 @@ impl Refund {
         let has_refund = |((pair, receipt), used): &((&Pair, &Receipt), &u32)| {
             **used < pair.cost && !pair.is_uncharged(receipt)
         };
-        let pairs = pairs.filter(has_refund).map(|((pair, receipt), used)| RefundPair {
-            key: pair.key.clone(),
-            policy: pair.policy.clone(),
-            receipt: *receipt,
-            units: pair.cost - used,
-        });
-        let pairs: Box<[RefundPair]> = pairs.collect();
-        (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), deadline: None, pairs })
+        let refunds =
+            pairs.filter(has_refund).map(|((pair, receipt), used)| pair.refund(*receipt, pair.cost - used));
+        let refund = Self::from_pairs(check.namespace.clone(), refunds);
+        (!refund.pairs.is_empty()).then_some(refund)
     }
 
     /// Returns the same refund with a deadline. If the deadline is exceeded, a backend must not apply the refund, and returns
@@ -458,9 +457,9 @@ impl Refund {
         &self.namespace
     }
 
-    /// Returns the refund of units of one charge.
-    pub(crate) fn from_pair(namespace: Namespace, pair: RefundPair) -> Self {
-        Self { namespace, deadline: None, pairs: [pair].into() }
+    /// Returns the refund of these pairs of one namespace.
+    pub(crate) fn from_pairs(namespace: Namespace, pairs: impl IntoIterator<Item = RefundPair>) -> Self {
+        Self { namespace, deadline: None, pairs: pairs.into_iter().collect() }
     }
 
     /// Returns the refund of the pairs with these indices.

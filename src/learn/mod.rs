@@ -124,18 +124,16 @@ impl StatedQuota {
     /// Returns the index of the pair whose policy this quota belongs to: the policy of the same name, or else the only one that has the
     /// same limit, and the same window, if the quota states them. `None` if there is none, or more than one.
     pub(crate) fn index_in(&self, pairs: &[Pair]) -> Option<usize> {
-        let is_named = |policy: &Policy| self.name.as_deref() == Some(policy.name());
-        let has_named = pairs.iter().any(|pair| is_named(&pair.policy));
+        let is_named = |pair: &Pair| self.name.as_deref() == Some(pair.policy.name());
+        let has_named = pairs.iter().any(is_named);
         // A name alone does not describe another policy.
-        let fits = |policy: &Policy| match has_named {
-            true => is_named(policy),
-            false => {
-                (self.limit.is_some() || self.name.is_none())
-                    && self.limit.is_none_or(|limit| policy.has_quota_of(limit))
-                    && self.window.is_none_or(|window| policy.window() == Some(window))
-            }
+        let is_alike = |policy: &Policy| {
+            (self.limit.is_some() || self.name.is_none())
+                && self.limit.is_none_or(|limit| policy.has_quota_of(limit))
+                && self.window.is_none_or(|window| policy.window() == Some(window))
         };
-        let fits = |pair: &Pair| pair.policy.properties().is_settled() && fits(&pair.policy);
+        let belongs = |pair: &Pair| if has_named { is_named(pair) } else { is_alike(&pair.policy) };
+        let fits = |pair: &Pair| pair.policy.properties().is_settled() && belongs(pair);
         let mut found = pairs.iter().enumerate().filter(|(_, pair)| fits(pair)).map(|(i, _)| i);
         found.next().filter(|_| found.next().is_none())
     }

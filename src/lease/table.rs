@@ -288,7 +288,7 @@ impl Leases {
     fn return_units(&self, leftovers: impl IntoIterator<Item = RefundPair>) {
         for pair in leftovers {
             let units = pair.units;
-            self.queue.return_units(Refund::from_pair(self.namespace.clone(), pair), units);
+            self.queue.return_units(Refund::from_pairs(self.namespace.clone(), [pair]), units);
         }
     }
 

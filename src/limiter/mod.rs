@@ -19,7 +19,7 @@ use crate::{
     now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    policy::BLOCK_UNIT,
+    policy::{BLOCK_UNIT, Properties},
     settle::{Charged, Reservation, Settled, TokenError, Unsettled},
 };
 
@@ -45,15 +45,6 @@ pub use inner::Limiter;
 pub use outcome::Admission;
 pub(crate) use outcome::{AdmitResult, Basis, request_outcome};
 pub use rejection::Rejection;
-
-/// What a method changes: the usage of pairs, or what their gates block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Changing {
-    Reset,
-    Unblock,
-    /// For this many [`BLOCK_UNIT`]s.
-    Block(u32),
-}
 
 /// # What to check
 ///
@@ -284,7 +275,8 @@ impl Limiter {
         duration: Duration,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
-        self.change(check, Changing::Block(units))
+        let blocking = |gates: Check| gates.charging_overage(units);
+        self.change(check.and_then(gates).map(|gates| gates.map(blocking)))
     }
 
     /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
@@ -294,7 +286,7 @@ impl Limiter {
     ///
     /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Changing::Unblock)
+        self.change(self.check_to_decide(draft.into_draft()).and_then(gates))
     }
 
     /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
@@ -303,58 +295,39 @@ impl Limiter {
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Changing::Reset)
+        let check = self.check_to_decide(draft.into_draft());
+        self.change(check.map(|check| check.and_then(|check| check.of_policies(Properties::is_settled))))
     }
 
-    /// Changes what the store knows of the pairs of a check that count units, or of those that are gates.
-    fn change(
-        &self,
-        check: Result<Option<Check>, BackendError>,
-        change: Changing,
-    ) -> LimiterFuture<Result<(), BackendError>> {
+    /// Blocks the gates of a check that charges an overage. Resets the pairs of any other check.
+    fn change(&self, check: Result<Option<Check>, BackendError>) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
-        let check = check.and_then(|check| {
-            if !backend.changes_charges() {
-                return Err(BackendError::new(Reason::Unsupported));
-            }
-            let Some(check) = check else { return Ok(None) };
-            let changed = check.of_policies(|properties| match change {
-                Changing::Reset => properties.is_settled(),
-                Changing::Unblock | Changing::Block(_) => !properties.has_quota,
-            });
-            if changed.is_none() && change != Changing::Reset {
-                return Err(no_gate(&check));
-            }
-            Ok(changed)
-        });
-        let mut check = match check {
+        let now = |result| LimiterFuture(NowOrLater::now(result));
+        let check = match check {
+            Ok(_) if !backend.changes_charges() => return now(Err(BackendError::new(Reason::Unsupported))),
             Ok(Some(check)) => check,
-            Ok(None) => return LimiterFuture(NowOrLater::now(Ok(()))),
-            Err(error) => return LimiterFuture(NowOrLater::now(Err(error))),
+            Ok(None) => return now(Ok(())),
+            Err(error) => return now(Err(error)),
         };
-        let changed_now = match change {
-            Changing::Block(units) => {
-                check.charge_overage(units);
-                backend.check_now(&check).map(|decided| decided.map(drop))
-            }
-            Changing::Unblock | Changing::Reset => backend.reset_now(&check),
+        let blocks = check.purpose() == Purpose::Overage;
+        let changed_now = if blocks {
+            backend.check_now(&check).map(|decided| decided.map(drop))
+        } else {
+            backend.reset_now(&check)
         };
         if let Some(changed) = changed_now {
             drop(forget(&check));
-            return LimiterFuture(NowOrLater::now(changed));
+            return now(changed);
         }
         let (backend, deadline) = (backend.clone(), settings.deadline);
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
             let _forgotten = forget(&check);
             let deadline = Instant::now() + deadline;
             let check = check.with_deadline(deadline);
-            before(deadline, async {
-                match change {
-                    Changing::Block(_) => backend.check(&check).await.map(drop),
-                    Changing::Unblock | Changing::Reset => backend.reset(&check).await,
-                }
-            })
-            .await
+            let changed = async {
+                if blocks { backend.check(&check).await.map(drop) } else { backend.reset(&check).await }
+            };
+            before(deadline, changed).await
         })))
     }
 
@@ -666,10 +639,14 @@ fn exempt() -> Admitting {
     NowOrLater::now(Ok(Admission::new(Basis::Exempt, None)))
 }
 
-/// Returns the error of a block or its end, if the check has no gate.
-fn no_gate(check: &Check) -> BackendError {
-    let names: Vec<_> = check.pairs().iter().map(|pair| pair.policy.name()).collect();
-    misconfigured(ConfigError::invalid_value("policies to block", format!("{names:?}"), "at least one gate"))
+/// Returns the check of the gates of a check, or an error if it has none.
+fn gates(check: Option<Check>) -> Result<Option<Check>, BackendError> {
+    let Some(check) = check else { return Ok(None) };
+    let no_gate = || {
+        let names: Vec<_> = check.pairs().iter().map(|pair| pair.policy.name()).collect();
+        ConfigError::invalid_value("policies to block", format!("{names:?}"), "at least one gate")
+    };
+    check.of_policies(|properties| !properties.has_quota).ok_or_else(|| misconfigured(no_gate())).map(Some)
 }
 
 /// Ends the leases of pairs and invalidates their known denials: now, and when the guards are dropped.

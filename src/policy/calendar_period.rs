@@ -27,16 +27,24 @@ pub(super) fn properties(
     _: Zone,
     anchor: Anchor,
 ) -> Result<Properties, ConfigError> {
-    check_anchor(anchor, period).map_err(|valid| {
-        let given = format!("{:?}", anchor.to_string());
-        ConfigError::invalid_policy(name, "anchor", given, valid)
-    })?;
-    let (letter, days) = match period {
-        Period::Day => (b'd', 1),
-        Period::Week => (b'w', 7),
-        Period::Month => (b'm', 31),
-        Period::Year => (b'y', 366),
+    let (letter, days, anchors) = match period {
+        Period::Day => (b'd', 1, "a time of day, 00:00 to 23:59"),
+        Period::Week => (b'w', 7, "a day of the week, 1 (Monday) to 7, and a time of day, 00:00 to 23:59"),
+        Period::Month => (b'm', 31, "a day of the month, 1 to 31, and a time of day, 00:00 to 23:59"),
+        Period::Year => (b'y', 366, "a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59"),
     };
+    let Anchor { month, day, hour, minute } = anchor;
+    let last_day = match (period, month) {
+        (Period::Year, 2) => 29,
+        (Period::Year, 4 | 6 | 9 | 11) => 30,
+        (Period::Year, 1..=12) => 31,
+        (_, 1) => days,
+        _ => 0,
+    };
+    if !(1..=last_day).contains(&day.into()) || hour >= 24 || minute >= 60 {
+        let given = format!("{:?}", anchor.to_string());
+        return Err(ConfigError::invalid_policy(name, "anchor", given, anchors));
+    }
     // A change of the clocks may add an hour.
     let longest = Duration::from_secs((24 * days + 1) * 3_600);
     Ok(Properties {
@@ -46,27 +54,6 @@ pub(super) fn properties(
         // A period may end at once, and the next one is shorter than the longest.
         quotas_in_window: u64::MAX,
         ..Properties::new(longest, &REDIS)
-    })
-}
-
-/// Returns the anchors of a period, unless this is one of them.
-fn check_anchor(Anchor { month, day, hour, minute }: Anchor, period: Period) -> Result<(), &'static str> {
-    let last_day = match (period, month) {
-        (Period::Day, 1) => 1,
-        (Period::Week, 1) => 7,
-        (Period::Year, 2) => 29,
-        (Period::Year, 4 | 6 | 9 | 11) => 30,
-        (Period::Year, 1..=12) | (Period::Month, 1) => 31,
-        _ => 0,
-    };
-    if (1..=last_day).contains(&day) && hour < 24 && minute < 60 {
-        return Ok(());
-    }
-    Err(match period {
-        Period::Day => "a time of day, 00:00 to 23:59",
-        Period::Week => "a day of the week, 1 (Monday) to 7, and a time of day, 00:00 to 23:59",
-        Period::Month => "a day of the month, 1 to 31, and a time of day, 00:00 to 23:59",
-        Period::Year => "a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59",
     })
 }
 
@@ -86,23 +73,13 @@ impl FromStr for Anchor {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let pair = |text: &str, between| {
-            let (a, b) = text.split_once(between)?;
-            Some((a.parse().ok()?, b.parse().ok()?))
-        };
-        let date = |text: &str| match pair(text, '-') {
-            Some((month, day)) => Some(Self::date(month, day)),
-            None => text.parse().ok().map(Self::day),
-        };
-        let anchor = match text.split_once(' ') {
-            Some((day, time)) => {
-                date(day).zip(pair(time, ':')).map(|(day, (hour, minute))| day.at(hour, minute))
-            }
-            None => match pair(text, ':') {
-                Some((hour, minute)) => Some(Self::default().at(hour, minute)),
-                None => date(text),
-            },
-        };
-        anchor.ok_or_else(|| ConfigError::invalid_text("anchor", text, ANCHOR_FORM))
+        let only = if text.contains(':') { ("1", text) } else { (text, "0:0") };
+        let (date, time) = text.split_once(' ').unwrap_or(only);
+        let (month, day) = date.split_once('-').unwrap_or(("1", date));
+        let (hour, minute) = time.split_once(':').unwrap_or_default();
+        match [month, day, hour, minute].map(str::parse) {
+            [Ok(month), Ok(day), Ok(hour), Ok(minute)] => Ok(Self { month, day, hour, minute }),
+            _ => Err(ConfigError::invalid_text("anchor", text, ANCHOR_FORM)),
+        }
     }
 }

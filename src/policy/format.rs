@@ -309,15 +309,13 @@ impl Serialize for Policy {
         let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units(), ahead: lease.is_ahead() });
         // A gate is always hidden.
         let is_hidden = self.is_hidden() && self.quota().is_some();
-        let optional = [has_algorithm, lease.is_some(), is_hidden, self.is_shadow()];
-        let window = self.window().map(length_text);
-        let fields = 1
-            + usize::from(self.quota().is_some())
-            + usize::from(window.is_some())
-            + optional.into_iter().filter(|has| *has).count();
+        let (quota, window, is_shadow) = (self.quota(), self.window().map(length_text), self.is_shadow());
+        let optional =
+            [quota.is_some(), window.is_some(), has_algorithm, lease.is_some(), is_hidden, is_shadow];
+        let fields = 1 + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
-        if let Some(quota) = self.quota() {
+        if let Some(quota) = quota {
             policy.serialize_field("quota", &quota)?;
         }
         if let Some(window) = window {
@@ -332,7 +330,7 @@ impl Serialize for Policy {
         if is_hidden {
             policy.serialize_field("hidden", &true)?;
         }
-        if self.is_shadow() {
+        if is_shadow {
             policy.serialize_field("shadow", &true)?;
         }
         policy.end()

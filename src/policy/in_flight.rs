@@ -34,12 +34,6 @@ pub(super) const fn retry_after() -> Duration {
     Duration::from_secs(1)
 }
 
-/// Returns the number of this type in the arguments of a script.
-#[cfg(feature = "redis")]
-pub(crate) const fn number() -> u8 {
-    REDIS.number
-}
-
 /// Returns the properties of a policy, or an error if its quota or one of its times is out of its range.
 pub(super) fn properties(
     GivenFields { name, quota, .. }: GivenFields<'_>,

@@ -36,8 +36,6 @@ mod types;
 
 pub(crate) use constant_costs::check_constant_costs;
 pub(crate) use gate::BLOCK_UNIT;
-#[cfg(feature = "redis")]
-pub(crate) use in_flight::number as in_flight_number;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
@@ -395,13 +393,7 @@ impl Policy {
     #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
     pub fn anchored(self, anchor: Anchor) -> Result<Self, ConfigError> {
         let Algorithm::CalendarPeriod { period, zone, .. } = self.algorithm() else {
-            let given = format!("{:?}", anchor.to_string());
-            return Err(ConfigError::invalid_policy(
-                self.name(),
-                "anchor",
-                given,
-                "set on a calendar period",
-            ));
+            return Err(self.wrong_type("anchor", anchor.to_string(), "set on a calendar period"));
         };
         self.with_algorithm(Algorithm::CalendarPeriod { period, zone, anchor })
     }
@@ -417,29 +409,19 @@ impl Policy {
         })
     }
 
-    /// Returns the period of an instant, in microseconds.
-    #[cfg(feature = "calendar")]
-    pub(crate) fn period_at(&self, micros: u64) -> std::ops::Range<u64> {
-        self.known_boundaries(micros).unwrap_or_default().period_at(micros)
-    }
-
     /// Returns three boundaries of periods around an instant, in microseconds. `None` unless the policy is a calendar period.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "calendar", feature = "redis"))]
+    #[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "there are no calendar periods"))]
     pub(crate) fn boundaries_around(&self, micros: u64) -> Option<[u64; 3]> {
         #[cfg(feature = "calendar")]
-        return self.known_boundaries(micros).map(|boundaries| boundaries.0);
-        #[cfg(not(feature = "calendar"))]
-        Some(micros).and(None)
-    }
-
-    #[cfg(feature = "calendar")]
-    fn known_boundaries(&self, micros: u64) -> Option<Boundaries> {
-        let Algorithm::CalendarPeriod { period, zone, anchor } = self.algorithm() else { return None };
-        let mut known = self.0.boundaries.lock();
-        if !known.are_around(micros) {
-            *known = Boundaries::around(micros, period, zone, anchor);
+        if let Algorithm::CalendarPeriod { period, zone, anchor } = self.algorithm() {
+            let mut known = self.0.boundaries.lock();
+            if !known.are_around(micros) {
+                *known = Boundaries::around(micros, period, zone, anchor);
+            }
+            return Some(known.0);
         }
-        Some(*known)
+        None
     }
 
     /// Returns this policy [in flight](Self::in_flight) with another hold time: how long a unit is held after its process has died. The
@@ -450,7 +432,7 @@ impl Policy {
     /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 s to 1 h, and the policy is in flight.
     pub fn hold_time(self, hold_time: Duration) -> Result<Self, ConfigError> {
         let Algorithm::InFlight { retry_after, .. } = self.algorithm() else {
-            return Err(self.not_in_flight("hold time", hold_time));
+            return Err(self.wrong_type("hold time", hold_time, "set on a policy in flight"));
         };
         self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
@@ -464,13 +446,13 @@ impl Policy {
     /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 ms to 1 h, and the policy is in flight.
     pub fn retry_after(self, retry_after: Duration) -> Result<Self, ConfigError> {
         let Algorithm::InFlight { hold_time, .. } = self.algorithm() else {
-            return Err(self.not_in_flight("retry after", retry_after));
+            return Err(self.wrong_type("retry after", retry_after, "set on a policy in flight"));
         };
         self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
-    fn not_in_flight(&self, field: &'static str, given: Duration) -> ConfigError {
-        ConfigError::invalid_policy(self.name(), field, format!("{given:?}"), "set on a policy in flight")
+    fn wrong_type(&self, field: &'static str, given: impl fmt::Debug, valid: &str) -> ConfigError {
+        ConfigError::invalid_policy(self.name(), field, format!("{given:?}"), valid)
     }
 
     /// Returns this policy with another algorithm.

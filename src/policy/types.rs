@@ -28,6 +28,8 @@ macro_rules! for_each_type {
 }
 pub(crate) use for_each_type;
 
+#[cfg(feature = "serde")]
+use super::in_flight;
 use super::rate::Rate;
 
 /// The algorithm that counts usage.
@@ -91,16 +93,10 @@ pub enum Algorithm {
     #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
     InFlight {
         /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
-        #[cfg_attr(
-            feature = "serde",
-            serde(with = "super::in_flight", default = "super::in_flight::hold_time")
-        )]
+        #[cfg_attr(feature = "serde", serde(with = "in_flight", default = "in_flight::hold_time"))]
         hold_time: Duration,
         /// The wait that the response to a denied request states: 1 ms to 1 h, 1 s by default.
-        #[cfg_attr(
-            feature = "serde",
-            serde(with = "super::in_flight", default = "super::in_flight::retry_after")
-        )]
+        #[cfg_attr(feature = "serde", serde(with = "in_flight", default = "in_flight::retry_after"))]
         retry_after: Duration,
     },
     /// Counts the usage of the current day, week, month or year. See [`Policy::calendar_period`](super::Policy::calendar_period).
@@ -121,12 +117,10 @@ impl Algorithm {
     /// Returns whether a policy has a window.
     #[cfg(feature = "serde")]
     pub(super) fn has_window(self) -> bool {
-        match self {
-            Self::TokenBucket { .. } | Self::Gate | Self::InFlight { .. } => false,
-            #[cfg(feature = "calendar")]
-            Self::CalendarPeriod { .. } => false,
-            _ => true,
-        }
+        matches!(
+            self,
+            Self::SlidingLog | Self::SlidingBuckets { .. } | Self::SlidingCounter | Self::FixedWindow
+        )
     }
 
     /// Returns whether a policy has a quota.

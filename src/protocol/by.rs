@@ -17,8 +17,8 @@ type AdmitFn<Req> = dyn Fn(&mut Req, &Admission) + Send + Sync;
 
 /// The protocol of a service that is not HTTP, from closures. [`by`] returns it.
 ///
-/// `R` is how it rejects: [`AsError`] or [`RejectWith`]. `S` is how it settles: `()` for not at all, or [`SettleBy`]. `L` is how it learns:
-/// `()` for not at all, or [`LearnBy`].
+/// `R` is how it rejects: [`AsError`] or [`RejectWith`]. `S` is how it settles, and `L` how it learns: `()` for not at all, or
+/// [`ByResponse`].
 pub struct By<Req, R = AsError, S = (), L = ()> {
     plan: Arc<PlanFn<Req>>,
     admit: Option<Arc<AdmitFn<Req>>>,
@@ -36,15 +36,10 @@ pub struct RejectWith<Req, Res, Err>(Arc<RejectWithFn<Req, Res, Err>>);
 
 type RejectWithFn<Req, Res, Err> = dyn Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync;
 
-/// Settles by a closure over the response. Made by [`By::settle_by`].
-pub struct SettleBy<Res>(Arc<UsedFn<Res>>);
+/// Settles or learns by a closure over the response. Made by [`By::settle_by`] and [`By::learn_by`].
+pub struct ByResponse<Res, T>(Arc<ReadFn<Res, T>>);
 
-/// Learns by a closure over the response. Made by [`By::learn_by`].
-pub struct LearnBy<Res>(Arc<StatedFn<Res>>);
-
-type StatedFn<Res> = dyn Fn(&Res) -> Stated + Send + Sync;
-
-type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
+type ReadFn<Res, T> = dyn Fn(&Res) -> Option<T> + Send + Sync;
 
 /// Limits any service by a closure that returns the partition key and the cost of a request.
 ///
@@ -127,9 +122,9 @@ impl<Req, R, S, L> By<Req, R, S, L> {
     pub fn settle_by<Res, U: IntoUsed>(
         self,
         used: impl Fn(&Res) -> U + Send + Sync + 'static,
-    ) -> By<Req, R, SettleBy<Res>, L> {
+    ) -> By<Req, R, ByResponse<Res, Costs>, L> {
         let Self { plan, admit, reject, learn, .. } = self;
-        let settle = SettleBy(Arc::new(move |response: &Res| used(response).into_used()));
+        let settle = ByResponse(Arc::new(move |response: &Res| used(response).into_used()));
         By { plan, admit, reject, settle, learn }
     }
 
@@ -146,9 +141,10 @@ impl<Req, R, S, L> By<Req, R, S, L> {
     pub fn learn_by<Res>(
         self,
         stated: impl Fn(&Res) -> Stated + Send + Sync + 'static,
-    ) -> By<Req, R, S, LearnBy<Res>> {
+    ) -> By<Req, R, S, ByResponse<Res, Stated>> {
         let Self { plan, admit, reject, settle, .. } = self;
-        By { plan, admit, reject, settle, learn: LearnBy(Arc::new(stated)) }
+        let learn = ByResponse(Arc::new(move |response: &Res| Some(stated(response))));
+        By { plan, admit, reject, settle, learn }
     }
 }
 
@@ -173,22 +169,16 @@ pub trait Reject<Req, Res, Err> {
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err>;
 }
 
-/// How a charge is settled by a response. Sealed.
+/// How a protocol settles by a response, or learns from it. Sealed.
 #[diagnostic::on_unimplemented(
-    message = "`.settle_by(..)` cannot settle by a response of the type `{Res}`",
-    label = "the closure of `.settle_by(..)` takes another type",
-    note = "write `by(..).settle_by(|response: &{Res}| ..)`"
+    message = "`.settle_by(..)` or `.learn_by(..)` cannot read a response of the type `{Res}`",
+    label = "the closure takes another type",
+    note = "write `by(..).settle_by(|response: &{Res}| ..)`, and `.learn_by(|response: &{Res}| ..)`"
 )]
-pub trait Settle<Res> {
-    const SETTLES: bool;
+pub trait ReadResponse<Res, T> {
+    const READS: bool;
 
-    fn used(&self, response: &Res) -> Option<Costs>;
-}
-
-/// How a limiter learns from a response. Sealed.
-#[diagnostic::on_unimplemented(message = "write `by(..).learn_by(|response: &{Res}| ..)`")]
-pub trait Learn<Res> {
-    fn stated(&self, response: &Res) -> Option<Stated>;
+    fn read(&self, response: &Res) -> Option<T>;
 }
 
 #[diagnostic::do_not_recommend]
@@ -204,45 +194,33 @@ impl<Req, Res, Err> Reject<Req, Res, Err> for RejectWith<Req, Res, Err> {
     }
 }
 
-impl<Res> Settle<Res> for () {
-    const SETTLES: bool = false;
+impl<Res, T> ReadResponse<Res, T> for () {
+    const READS: bool = false;
 
-    fn used(&self, _response: &Res) -> Option<Costs> {
+    fn read(&self, _response: &Res) -> Option<T> {
         None
     }
 }
 
-impl<Res> Settle<Res> for SettleBy<Res> {
-    const SETTLES: bool = true;
+impl<Res, T> ReadResponse<Res, T> for ByResponse<Res, T> {
+    const READS: bool = true;
 
-    fn used(&self, response: &Res) -> Option<Costs> {
+    fn read(&self, response: &Res) -> Option<T> {
         (self.0)(response)
-    }
-}
-
-impl<Res> Learn<Res> for () {
-    fn stated(&self, _response: &Res) -> Option<Stated> {
-        None
-    }
-}
-
-impl<Res> Learn<Res> for LearnBy<Res> {
-    fn stated(&self, response: &Res) -> Option<Stated> {
-        Some((self.0)(response))
     }
 }
 
 impl<Req, Res, Err, R, S, L> Protocol<Req, Res, Err> for By<Req, R, S, L>
 where
     R: Reject<Req, Res, Err>,
-    S: Settle<Res>,
-    L: Learn<Res>,
+    S: ReadResponse<Res, Costs>,
+    L: ReadResponse<Res, Stated>,
 {
     type Response = Res;
 
     fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
         let mut draft = (self.plan)(request)?;
-        draft.reserves |= S::SETTLES;
+        draft.reserves |= S::READS;
         Ok(draft)
     }
 
@@ -253,7 +231,7 @@ where
     }
 
     fn stated(&self, response: &Res) -> Option<Stated> {
-        self.learn.stated(response)
+        self.learn.read(response)
     }
 
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err> {
@@ -262,7 +240,7 @@ where
 
     fn respond(&self, response: Res, admission: Option<&Admission>) -> Res {
         if let Some(reservation) = admission.and_then(Admission::reservation)
-            && let Some(used) = self.settle.used(&response)
+            && let Some(used) = self.settle.read(&response)
         {
             // It proceeds in the background and does not delay the response.
             drop(reservation.settle(used));
@@ -278,19 +256,13 @@ impl<Req, R: Clone, S: Clone, L: Clone> Clone for By<Req, R, S, L> {
     }
 }
 
-impl<Res> Clone for LearnBy<Res> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
 impl<Req, Res, Err> Clone for RejectWith<Req, Res, Err> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<Res> Clone for SettleBy<Res> {
+impl<Res, T> Clone for ByResponse<Res, T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
@@ -308,8 +280,8 @@ impl<Req, Res, Err> fmt::Debug for RejectWith<Req, Res, Err> {
     }
 }
 
-impl<Res> fmt::Debug for SettleBy<Res> {
+impl<Res, T> fmt::Debug for ByResponse<Res, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SettleBy").finish_non_exhaustive()
+        f.debug_struct("ByResponse").finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ mod peer;
 mod tables;
 
 pub use body::LimitedBody;
-pub use by::{AsError, By, LearnBy, RejectWith, SettleBy, by};
+pub use by::{AsError, By, ByResponse, RejectWith, by};
 pub(crate) use http::{HeadFn, HttpOptions};
 pub use http::{Http, SameBody};
 pub(crate) use peer::Peers;

@@ -23,7 +23,7 @@ use tower_sliding_window::{
     outage::{Breaker, DenyCacheConfig, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::PolicySelector,
-    protocol::{AnyProtocol, AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
+    protocol::{AnyProtocol, AsError, By, ByResponse, Draft, Fits, Http, Protocol, RejectWith, SameBody},
     settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
@@ -37,7 +37,7 @@ use super::{
 struct Job(&'static str);
 
 /// The protocol of a service that rejects by its own error and settles by its response.
-type ByJob = By<Job, RejectWith<Job, u32, Rejection>, SettleBy<u32>>;
+type ByJob = By<Job, RejectWith<Job, u32, Rejection>, ByResponse<u32, Costs>>;
 
 /// An application that keeps its layers.
 struct App {

@@ -167,9 +167,9 @@ macro_rules! define_any_count {
         impl AnyReading<'_> {
             /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
             #[inline]
-            pub(super) fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
+            pub(super) fn status(&self, pair: PairRef<'_>, clock: u64, admits: bool, charged: bool) -> Status {
                 let standing = match self {
-                    $($(#[$attribute])* Self::$variant(reading) => standing(reading, pair, admits, charged),)*
+                    $($(#[$attribute])* Self::$variant(reading) => standing(reading, pair, clock, admits, charged),)*
                 };
                 Status::of_pair(pair, standing)
             }
@@ -234,7 +234,7 @@ impl<'a> Single<'a> {
             return None;
         }
         self.is_charged = is_charged;
-        self.standing = standing(&reading, pair, admits, is_charged);
+        self.standing = standing(&reading, pair, clock, admits, is_charged);
         let instant = C::instant(&reading);
         drop(reading);
         if self.changes() {
@@ -272,9 +272,15 @@ impl<'a> Single<'a> {
 
 /// Returns how a pair stands, with or without its charge. If it `admits`, it has no wait.
 #[inline(always)]
-fn standing<R: UsageReading>(reading: &R, pair: PairRef<'_>, admits: bool, charged: bool) -> Standing {
+fn standing(
+    reading: &impl UsageReading,
+    pair: PairRef<'_>,
+    clock: u64,
+    admits: bool,
+    charged: bool,
+) -> Standing {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
-    let wait_until = |at: u64| at.saturating_sub(reading.clock());
+    let wait_until = |at: u64| at.saturating_sub(clock);
     let retry_after = if admits {
         WaitMicros::ZERO
     } else {

@@ -27,8 +27,6 @@ pub(super) struct CalendarPeriod {
 /// A calendar period at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct CalendarPeriodReading {
-    /// The clock as read.
-    clock: u64,
     /// The end of the period, as of the policy that reads it.
     end: u64,
     /// The usage after a charge of nothing now. Its last instant is that of the pair: the clock, or the last charge's instant while the
@@ -44,7 +42,8 @@ impl Count for CalendarPeriod {
 
     fn read(&self, clock: u64, policy: &Policy) -> CalendarPeriodReading {
         let Self { last, begin, end, .. } = *self;
-        let period = policy.period_at(clock);
+        let [before, middle, after] = policy.boundaries_around(clock).unwrap_or_default();
+        let period = if clock < middle { before..middle } else { middle..after };
         let new = Self { last: clock, begin: period.start, end: period.end, ..Self::EMPTY };
         let (end, usage) = match monotonic_instant(clock, last, end - begin) {
             None => (period.end, new),
@@ -59,7 +58,7 @@ impl Count for CalendarPeriod {
                 (period.end, Self { last: clock, end: end.max(period.end), ..*self })
             }
         };
-        CalendarPeriodReading { clock, end, usage }
+        CalendarPeriodReading { end, usage }
     }
 
     fn instant(reading: &CalendarPeriodReading) -> CalendarPeriodReading {
@@ -95,10 +94,6 @@ impl CalendarPeriodReading {
 }
 
 impl UsageReading for CalendarPeriodReading {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     fn used(&self) -> u64 {
         self.usage.used
     }

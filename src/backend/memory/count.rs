@@ -55,9 +55,6 @@ pub(super) trait Count: Sized {
 
 /// The usage at one instant.
 pub(super) trait UsageReading {
-    /// Returns the clock as read, in microseconds.
-    fn clock(&self) -> u64;
-
     /// Returns the usage in quota units, rounded up.
     fn used(&self) -> u64;
 

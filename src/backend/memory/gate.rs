@@ -52,10 +52,6 @@ impl Count for Gate {
 }
 
 impl UsageReading for GateReading {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     /// A gate that blocks is used up.
     fn used(&self) -> u64 {
         if self.until > self.clock { u32::MAX.into() } else { 0 }

@@ -2,45 +2,30 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use super::{any_count::AnyCount, state::MemoryState};
+use super::state::MemoryState;
 use crate::{
-    check::{Check, Namespace, Pair},
+    check::{Check, Receipt, Refund},
     decision::Decision,
     hold::Hold,
 };
 
 impl MemoryState {
-    /// Returns a decision with the units that its check holds, if there are any.
+    /// Returns a decision with the units that its check holds, if there are any. Their release refunds them.
     pub(super) fn with_hold(self: &Arc<Self>, check: &Check, decision: Decision) -> Decision {
         if !check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
             return decision;
         }
         let charged = decision.charged_check(check.clone());
-        let pairs: SmallVec<[Pair; 1]> =
-            decision.held_pairs(&charged).map(|(_, pair)| pair.clone()).collect();
-        if pairs.is_empty() {
+        let held = decision.held_pairs(&charged).map(|(_, pair)| pair.refund(Receipt::NO_CHARGE, pair.cost));
+        let (state, refund) = (self.clone(), Refund::from_pairs(charged.scope().clone(), held));
+        if refund.pairs().is_empty() {
             return decision;
         }
-        let (state, namespace) = (self.clone(), charged.scope().clone());
-        decision.with_hold(Hold::new(move || state.release(&namespace, &pairs)))
-    }
-
-    fn release(&self, namespace: &Namespace, pairs: &[Pair]) {
-        self.change(
-            pairs,
-            |pair| &pair.key,
-            |shard, key, pair, _| {
-                if let Some(stored) = shard.large_count_mut(key, namespace, &pair.policy)
-                    && let AnyCount::InFlight(count, _) = &mut stored.count
-                {
-                    count.release(pair.cost);
-                }
-            },
-        );
-        for pair in pairs {
-            namespace.released(&pair.key, &pair.policy);
-        }
+        decision.with_hold(Hold::new(move || {
+            state.refund(&refund);
+            for pair in refund.pairs() {
+                refund.scope().released(&pair.key, &pair.policy);
+            }
+        }))
     }
 }

@@ -1,42 +1,33 @@
 //! The count of a policy in flight: the units that requests hold. A release returns them.
 
 use super::count::{Count, Forecast, UsageReading};
-use crate::policy::Policy;
+use crate::{check::Receipt, policy::Policy};
 
-/// The units that requests of one partition key hold.
+/// The units that requests of one partition key hold. They are the same at every instant.
+#[derive(Clone, Copy)]
 pub(super) struct InFlight {
     held: u64,
-}
-
-/// The held units at one instant.
-#[derive(Clone, Copy)]
-pub(super) struct InFlightReading {
-    clock: u64,
-    held: u64,
-}
-
-impl InFlight {
-    pub(super) fn release(&mut self, units: u32) {
-        self.held = self.held.saturating_sub(units.into());
-    }
 }
 
 impl Count for InFlight {
     const EMPTY: Self = Self { held: 0 };
 
-    type Reading<'a> = InFlightReading;
-    type Instant = InFlightReading;
+    type Reading<'a> = Self;
+    type Instant = ();
 
-    fn read(&self, clock: u64, _: &Policy) -> InFlightReading {
-        InFlightReading { clock, held: self.held }
+    fn read(&self, _: u64, _: &Policy) -> Self {
+        *self
     }
 
-    fn instant(reading: &InFlightReading) -> InFlightReading {
-        *reading
-    }
+    fn instant(_: &Self) {}
 
-    fn charge(&mut self, _: InFlightReading, units: u32) {
+    fn charge(&mut self, (): (), units: u32) {
         self.held += u64::from(units);
+    }
+
+    /// Releases units.
+    fn refund(&mut self, _: u64, _: &Policy, _: Receipt, units: u32) {
+        self.held = self.held.saturating_sub(units.into());
     }
 
     fn idle_at(&self, _: &Policy) -> u64 {
@@ -44,11 +35,7 @@ impl Count for InFlight {
     }
 }
 
-impl UsageReading for InFlightReading {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
+impl UsageReading for InFlight {
     fn used(&self) -> u64 {
         self.held
     }
@@ -59,6 +46,6 @@ impl UsageReading for InFlightReading {
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
-        Forecast { used: self.held + units, next: self.clock, reset: self.clock }
+        Forecast { used: self.held + units, next: 0, reset: 0 }
     }
 }

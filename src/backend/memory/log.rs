@@ -40,8 +40,6 @@ pub(super) struct Log<R> {
 /// A log at one instant.
 pub(super) struct LogReading<'a> {
     records: &'a Records,
-    /// The clock as read.
-    clock: u64,
     window: u64,
     span: Span,
 }
@@ -144,7 +142,7 @@ impl<R: Recording> Count for Log<R> {
     #[inline]
     fn read(&self, clock: u64, policy: &Policy) -> LogReading<'_> {
         let span = self.span(clock, policy);
-        LogReading { records: &self.records, clock, window: policy.window_micros(), span }
+        LogReading { records: &self.records, window: policy.window_micros(), span }
     }
 
     fn read_ahead(&self, clock: u64, policy: &Policy) -> LogReading<'_> {
@@ -216,11 +214,6 @@ impl<R: Recording> Count for Log<R> {
 }
 
 impl UsageReading for LogReading<'_> {
-    #[inline]
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     #[inline]
     fn used(&self) -> u64 {
         self.records.total().wrapping_sub(self.span.before)

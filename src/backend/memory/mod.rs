@@ -153,8 +153,8 @@ impl MemoryBackend {
         self.0.evicted_units.load(Ordering::Relaxed)
     }
 
-    /// Decides a check of pairs of one key, without copies of them. Returns `None` if a pair is in flight and there are others, or if there
-    /// is no room for a record or the key. Then nothing was charged.
+    /// Decides a check of pairs of one key, without copies of them unless one is in flight. Returns `None` if there is no room for a record
+    /// or the key. Then nothing was charged.
     ///
     /// As a part of its caller, it would exceed what the compiler inlines: a check would take 80 instructions more.
     #[inline(never)]
@@ -164,18 +164,15 @@ impl MemoryBackend {
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        let is_held = pairs.iter().any(|pair| pair.policy.properties().is_held);
-        if is_held && pairs.len() > 1 {
-            return None;
-        }
         let decided = self.0.decide_key(namespace, pairs, purpose);
-        if is_held {
+        if pairs.iter().any(|pair| pair.policy.properties().is_held) {
             decided.map(|decision| self.with_hold(namespace, pairs, purpose, decision))
         } else {
             decided
         }
     }
 
+    /// Returns a decision with the units that its check holds, if there are any.
     #[cold]
     fn with_hold(
         &self,
@@ -184,9 +181,6 @@ impl MemoryBackend {
         purpose: Purpose,
         decision: Decision,
     ) -> Decision {
-        if !decision.is_admitted() {
-            return decision;
-        }
         let owned = pairs.iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), pair.cost));
         let check = Check::from_valid_pairs(namespace.clone(), owned.collect()).with_purpose(purpose);
         self.0.with_hold(&check, decision)

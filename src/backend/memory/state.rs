@@ -177,7 +177,7 @@ impl MemoryState {
             if *is_charged && !reading.has_room() {
                 return None;
             }
-            statuses.push(reading.status(*pair, *fits, *is_charged));
+            statuses.push(reading.status(*pair, clock, *fits, *is_charged));
         }
         drop(readings);
         drop(counts);
@@ -243,7 +243,7 @@ impl MemoryState {
         let readings = read(&counts, check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
-            reading.status(*pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
+            reading.status(*pair, clock, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {

@@ -22,8 +22,6 @@ pub(super) struct TokenBucket {
 /// A bucket at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct TokenBucketReading {
-    /// The clock as read.
-    clock: u64,
     /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
     used: u64,
@@ -42,7 +40,7 @@ impl Count for TokenBucket {
     fn read(&self, clock: u64, policy: &Policy) -> TokenBucketReading {
         let [parts, returned] = policy.properties().arguments;
         let capacity = u64::from(policy.quota_units()) * parts;
-        let empty = TokenBucketReading { clock, now: clock, used: 0, capacity, parts, returned };
+        let empty = TokenBucketReading { now: clock, used: 0, capacity, parts, returned };
         let Some(now) = monotonic_instant(clock, self.last, policy.window_micros()) else { return empty };
         let used = if self.parts == parts { self.used } else { convert(self.used, self.parts, parts) };
         let used = used.saturating_sub((now - self.last).saturating_mul(returned));
@@ -110,10 +108,6 @@ impl TokenBucketReading {
 }
 
 impl UsageReading for TokenBucketReading {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     fn used(&self) -> u64 {
         self.used.div_ceil(self.parts)
     }

@@ -32,8 +32,6 @@ pub(super) struct Windows<const CARRIES: bool> {
 /// Two calendar windows at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct WindowsReading<const CARRIES: bool> {
-    /// The clock as read.
-    clock: u64,
     /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
     window: u64,
@@ -50,14 +48,14 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
     fn read(&self, clock: u64, policy: &Policy) -> WindowsReading<CARRIES> {
         let window = policy.window_micros();
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            return WindowsReading { clock, now: clock, window, current: 0, previous: 0 };
+            return WindowsReading { now: clock, window, current: 0, previous: 0 };
         };
         let (current, previous) = match now / window - self.last / window {
             0 => (self.current, self.previous),
             1 if CARRIES => (0, self.current),
             _ => (0, 0),
         };
-        WindowsReading { clock, now, window, current, previous }
+        WindowsReading { now, window, current, previous }
     }
 
     fn instant(reading: &WindowsReading<CARRIES>) -> WindowsReading<CARRIES> {
@@ -115,16 +113,8 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
 }
 
 impl<const CARRIES: bool> UsageReading for WindowsReading<CARRIES> {
-    fn clock(&self) -> u64 {
-        self.clock
-    }
-
     fn used(&self) -> u64 {
         self.current + (self.previous * self.left()).div_ceil(self.whole())
-    }
-
-    fn has_room(&self) -> bool {
-        true
     }
 
     fn uses_at_most(&self, units: u64) -> bool {

@@ -131,23 +131,18 @@ impl RedisBackend {
     /// Returns what sends the calls of the holder, over connections of its own.
     fn call_sender(&self) -> SendCall {
         let backend = self.with_own_connections();
-        Box::new(move |holder, call| {
-            let backend = backend.clone();
-            Box::pin(async move {
-                let numbers = backend.change_held(holder, &call).await;
-                (call, numbers)
-            })
-        })
+        Box::new(move |holder, call| Box::pin(backend.clone().change_held(holder, call)))
     }
 
     /// Changes what a holder holds of some pairs.
-    async fn change_held(&self, holder: u64, call: &HoldCall) -> HeldLists {
+    async fn change_held(self, holder: u64, call: HoldCall) -> (HoldCall, HeldLists) {
         let mut script = Call::hold(holder, &call.pairs, self.injected_micros());
         let end = call.sent + call.timeout;
         let command = Command::Script(&self.scripts.hold, &mut script);
         let reply = timeout_at(end, self.change_in_slot(call.slot, command, self.on_server(Some(end)))).await;
-        let reply = reply.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)))?;
-        script::hold::lists(&reply, call.pairs.len())
+        let reply = reply.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        let lists = reply.and_then(|reply| script::hold::lists(&reply, call.pairs.len()));
+        (call, lists)
     }
 
     /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.

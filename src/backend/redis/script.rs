@@ -243,7 +243,7 @@ impl Call {
         let (mut pairs, mut periods) = (Packed::from_slice(&NO_DEADLINE), Periods::default());
         for (i, Pair { policy, cost, .. }) in in_call_order(check) {
             if policy.properties().is_held {
-                acquisition::push_acquisition(&mut pairs, acquisition, i);
+                acquisition.push(&mut pairs, i, policy);
             }
             periods.note(pairs.len(), policy);
             push_pair(&mut pairs, *cost, policy);
@@ -431,14 +431,7 @@ pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
 /// Parses the reply to a check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
-    let Value::BulkString(bytes) = reply else { return Err(broken()) };
-    if bytes == b"full" {
-        return Err(BackendError::new(Reason::Full));
-    }
-    if is_deadline_exceeded(reply) {
-        return Err(BackendError::new(Reason::DeadlineExceeded));
-    }
-    let mut fields = Fields(bytes);
+    let mut fields = Fields::of(reply)?;
     let (count, mut at_micros) = (check.pairs().len(), 0);
     // The usual case: a status for each pair, in the order of the check.
     if check.purpose() == Purpose::Charge && check.pairs().iter().all(|pair| !pair.is_shadow) {
@@ -555,6 +548,17 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
+    /// Returns the reader of a reply, or an error if the script has changed nothing.
+    fn of(reply: &'a Value) -> Result<Self, BackendError> {
+        let reason = match reply {
+            Value::BulkString(bytes) if bytes == b"full" => Reason::Full,
+            _ if is_deadline_exceeded(reply) => Reason::DeadlineExceeded,
+            Value::BulkString(bytes) => return Ok(Self(bytes)),
+            _ => Reason::BrokenReply,
+        };
+        Err(BackendError::new(reason))
+    }
+
     fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
         let (field, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;

@@ -13,7 +13,7 @@ fn serve(_: impl Service<Job>) {}
 
 fn mistake(limiter: Limiter, by: By<Job>) -> Result<(), ConfigError> {
     let by_response = by.settle_by(|response: &u64| Some(1));
-    serve(RateLimitLayer::new(limiter, by_response).layer(service_fn(work))); //~ `.settle_by(..)` cannot settle by a response of the type `()`
+    serve(RateLimitLayer::new(limiter, by_response).layer(service_fn(work))); //~ `.settle_by(..)` or `.learn_by(..)` cannot read a response of the type `()`
     //~ note: write `by(..).settle_by(|response: &()| ..)`
     Ok(())
 }

@@ -3,18 +3,12 @@
 use std::{
     hash::{BuildHasher, RandomState},
     iter,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, sleep};
 
 use super::{
     keys::{KeyNames, Keys},
@@ -25,8 +19,6 @@ use crate::{
     check::{Check, Pair, Purpose},
     decision::Decision,
     hold::{Hold, ReleaseOnDrop},
-    lock::Lock,
-    observe::Throttle,
 };
 
 mod pairs;
@@ -41,6 +33,8 @@ pub(super) use thread::{HeldLists, SendCall};
 /// How long after its deadline a check usually cannot run any longer. The number of one that runs even later is released by the next
 /// renewal, or ends with the entry.
 const LATENESS: Duration = Duration::from_millis(50);
+/// The pause before a drain looks again whether releases are left.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The holder of a backend: its identity in Redis, and its units. The thread ends after this is dropped, when all units are released.
 pub(super) struct Holder(Arc<HolderState>);
@@ -61,13 +55,7 @@ impl Holder {
         Self(Arc::new(HolderState {
             // Its keys come from the operating system.
             id: RandomState::new().hash_one(0),
-            pairs: Lock::default(),
-            changed: Notify::new(),
-            completed: Notify::new(),
-            is_closed: AtomicBool::new(false),
-            has_thread: Lock::default(),
-            interrupted: AtomicU64::new(0),
-            events: Throttle::default(),
+            ..HolderState::default()
         }))
     }
 
@@ -113,13 +101,8 @@ impl Holder {
     /// Waits until no release is sent any longer, at most for the longest time in which one is.
     pub(super) async fn drain(&self) {
         let Some(end) = self.0.pairs.lock().last_release_ends() else { return };
-        while Instant::now() < end {
-            let completed = self.0.completed.notified();
-            if self.0.pairs.lock().last_release_ends().is_none() {
-                return;
-            }
-            // A release that is given up ends no call.
-            let _ = timeout(Duration::from_millis(100), completed).await;
+        while Instant::now() < end && self.0.pairs.lock().last_release_ends().is_some() {
+            sleep(DRAIN_INTERVAL).await;
         }
     }
 
@@ -166,8 +149,8 @@ impl HeldNumbers {
         numbers.retain(|(i, keys, index)| {
             let held = decision.held_pairs(&charged).find(|(held, _)| held == i);
             match held {
-                Some((_, pair)) => pairs.confirm(keys, *index, pair.cost, *sent),
-                None => pairs.forget(keys, *index),
+                Some((_, held)) => pairs.change(keys, |pair| pair.confirm(*index, held.cost, *sent)),
+                None => pairs.change(keys, |pair| pair.make_free(*index)),
             }
             held.is_some()
         });
@@ -183,7 +166,7 @@ impl HeldNumbers {
     fn forget(&mut self) {
         let mut pairs = self.state.pairs.lock();
         for (_, keys, index) in self.numbers.drain(..) {
-            pairs.forget(&keys, index);
+            pairs.change(&keys, |pair| pair.make_free(index));
         }
     }
 }
@@ -204,7 +187,7 @@ impl Drop for HeldNumbers {
         let from = self.deadline.map_or(now, |deadline| deadline.max(now) + LATENESS);
         let mut pairs = self.state.pairs.lock();
         for (_, keys, index) in &self.numbers {
-            pairs.release(keys, *index, from);
+            pairs.change(keys, |pair| pair.release(*index, from));
         }
         drop(pairs);
         self.state.changed.notify_one();

@@ -30,8 +30,6 @@ use crate::{
         },
     },
     check::{Namespace, Pair},
-    key::PartitionKey,
-    policy::Policy,
 };
 
 /// The largest number of pairs in one call.
@@ -63,20 +61,18 @@ struct Group {
     paused_until: Option<Instant>,
 }
 
-struct HeldPair {
+/// What this process holds of one pair.
+pub(super) struct HeldPair {
     slot: u16,
     namespace: Namespace,
-    key: PartitionKey,
-    policy: Policy,
+    pair: Pair,
     /// By the index of their numbers.
     units: BTreeMap<u32, Unit>,
     /// The other indices, up to the largest that was in use.
     free: BTreeSet<u32>,
-    /// The indices of the numbers to release, each with the instant from which on it is: those of ended requests, and those that only the
-    /// store knows.
-    releasing: BTreeSet<(Instant, u32)>,
-    /// The indices of the numbers to restore.
-    restoring: BTreeSet<u32>,
+    /// The indices of the numbers to restore, and of those to release: those of ended requests, and those that only the store knows. Each
+    /// with the instant of its unit.
+    changing: BTreeSet<(Instant, u32)>,
     /// The units that the entry had beyond its numbers at the last renewal: those of a number that another one has replaced.
     surplus: i32,
     /// The index of a charge which states that nothing else is held, until its outcome is known, and since when that of the last one is.
@@ -95,16 +91,16 @@ struct HeldPair {
 struct Unit {
     number: HeldNumber,
     state: UnitState,
+    /// Since when it is in its state. From when on it is released.
+    at: Instant,
     was_interrupted: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum UnitState {
     Waiting,
-    /// Since this instant.
-    Held(Instant),
-    /// From this instant on.
-    Releasing(Instant),
+    Held,
+    Releasing,
 }
 
 /// A call that is due.
@@ -119,7 +115,7 @@ pub(crate) struct HoldCall {
 /// What a call has changed.
 #[derive(Default)]
 pub(super) struct HoldOutcome {
-    pub(super) released: Vec<(Namespace, PartitionKey, Policy)>,
+    pub(super) released: Vec<(Namespace, Pair)>,
     /// The number of units that the store did not hold.
     pub(super) interrupted: u64,
 }
@@ -135,42 +131,21 @@ impl HeldPairs {
     ) -> Result<(HeldNumber, bool), BackendError> {
         let held = self.pairs.entry(keys.clone()).or_insert_with(|| HeldPair::new(slot, namespace, pair));
         // A reload may change the hold time.
-        held.policy = pair.policy.clone();
+        held.pair.policy = pair.policy.clone();
         // A call may subtract what such a charge has corrected.
         let is_alone = held.units.is_empty() && !held.is_in_call;
         self.last_number = self.last_number.wrapping_add(1).max(1);
-        let number = held.draw(self.last_number, pair.cost)?;
+        let index = match held.free.pop_first() {
+            Some(index) => index,
+            None if held.units.len() < MAX_NUMBERS as usize => held.units.len() as u32,
+            None => return Err(BackendError::new(Reason::Overloaded)),
+        };
+        let number = HeldNumber { index, number: self.last_number, units: pair.cost };
+        held.units.insert(index, Unit::waiting(number));
         if is_alone {
             (held.alone, held.surplus) = (Some(number.index), 0);
         }
         Ok((number, is_alone))
-    }
-
-    /// Notes that a check which was sent at this instant holds a number, with these units.
-    pub(super) fn confirm(&mut self, keys: &Arc<Keys>, index: u32, units: u32, sent: Instant) {
-        self.change(keys, |pair| {
-            if sent >= pair.extended + pair.hold_time() {
-                // The entry had ended before this check extended it.
-                let held = pair.units.values_mut().filter(|unit| matches!(unit.state, UnitState::Held(_)));
-                held.for_each(|unit| unit.was_interrupted = true);
-            }
-            pair.resolve(index, Instant::now());
-            let Some(unit) = pair.units.get_mut(&index) else { return };
-            (unit.state, unit.number.units) = (UnitState::Held(Instant::now()), units);
-            pair.extended = pair.extended.max(sent);
-            let due = sent + pair.third();
-            pair.renew_at = Some(pair.renew_at.map_or(due, |at| at.min(due)));
-        });
-    }
-
-    /// Notes that a check holds nothing.
-    pub(super) fn forget(&mut self, keys: &Arc<Keys>, index: u32) {
-        self.change(keys, |pair| pair.make_free(index));
-    }
-
-    /// Releases a number, from this instant on.
-    pub(super) fn release(&mut self, keys: &Arc<Keys>, index: u32, from: Instant) {
-        self.change(keys, |pair| pair.release(index, from));
     }
 
     /// Returns whether the store may not have held a unit all the time.
@@ -263,12 +238,17 @@ impl HeldPairs {
 
     /// Returns when the last of the releases is given up. `None` if there are none.
     pub(super) fn last_release_ends(&self) -> Option<Instant> {
-        let last = |pair: &HeldPair| Some(pair.releasing.last()?.0 + pair.hold_time());
+        let last = |pair: &HeldPair| {
+            let is_release =
+                |index| pair.units.get(index).is_some_and(|unit| unit.state == UnitState::Releasing);
+            let (at, _) = pair.changing.iter().rfind(|(_, index)| is_release(index))?;
+            Some(*at + pair.hold_time())
+        };
         self.pairs.values().filter_map(last).max()
     }
 
     /// Changes a pair, and notes when it has changes to send. Removes it if nothing is left.
-    fn change(&mut self, keys: &Arc<Keys>, change: impl FnOnce(&mut HeldPair)) {
+    pub(super) fn change(&mut self, keys: &Arc<Keys>, change: impl FnOnce(&mut HeldPair)) {
         let Some(pair) = self.pairs.get_mut(keys) else { return };
         if let Some(timer) = pair.timer.take()
             && let Some(group) = self.groups.get_mut(&pair.slot)
@@ -296,17 +276,21 @@ impl Group {
     }
 }
 
+impl Unit {
+    fn waiting(number: HeldNumber) -> Self {
+        Self { number, state: UnitState::Waiting, at: Instant::now(), was_interrupted: false }
+    }
+}
+
 impl HeldPair {
     fn new(slot: u16, namespace: &Namespace, pair: &Pair) -> Self {
         Self {
             slot,
             namespace: namespace.clone(),
-            key: pair.key.clone(),
-            policy: pair.policy.clone(),
+            pair: pair.clone(),
             units: BTreeMap::new(),
             free: BTreeSet::new(),
-            releasing: BTreeSet::new(),
-            restoring: BTreeSet::new(),
+            changing: BTreeSet::new(),
             surplus: 0,
             alone: None,
             corrected: Instant::now(),
@@ -319,22 +303,7 @@ impl HeldPair {
     }
 
     fn hold_time(&self) -> Duration {
-        Duration::from_micros(self.policy.window_micros())
-    }
-
-    fn third(&self) -> Duration {
-        self.hold_time() / 3
-    }
-
-    fn draw(&mut self, number: u32, units: u32) -> Result<HeldNumber, BackendError> {
-        let index = match self.free.pop_first() {
-            Some(index) => index,
-            None if self.units.len() < MAX_NUMBERS as usize => self.units.len() as u32,
-            None => return Err(BackendError::new(Reason::Overloaded)),
-        };
-        let number = HeldNumber { index, number, units };
-        self.units.insert(index, Unit { number, state: UnitState::Waiting, was_interrupted: false });
-        Ok(number)
+        Duration::from_micros(self.pair.policy.window_micros())
     }
 
     /// Notes that the outcome of a charge is known from an instant on.
@@ -344,20 +313,35 @@ impl HeldPair {
         }
     }
 
-    fn make_free(&mut self, index: u32) {
+    /// Notes that a check which was sent at this instant holds a number, with these units.
+    pub(super) fn confirm(&mut self, index: u32, units: u32, sent: Instant) {
+        let now = Instant::now();
+        if sent >= self.extended + self.hold_time() {
+            // The entry had ended before this check extended it.
+            let held = self.units.values_mut().filter(|unit| unit.state == UnitState::Held);
+            held.for_each(|unit| unit.was_interrupted = true);
+        }
+        self.resolve(index, now);
+        let Some(unit) = self.units.get_mut(&index) else { return };
+        (unit.state, unit.at, unit.number.units) = (UnitState::Held, now, units);
+        self.extended = self.extended.max(sent);
+        let due = sent + self.hold_time() / 3;
+        self.renew_at = Some(self.renew_at.map_or(due, |at| at.min(due)));
+    }
+
+    /// Notes that a number holds nothing.
+    pub(super) fn make_free(&mut self, index: u32) {
         self.resolve(index, Instant::now());
         let Some(unit) = self.units.remove(&index) else { return };
-        if let UnitState::Releasing(from) = unit.state {
-            self.releasing.remove(&(from, index));
-        }
+        self.changing.remove(&(unit.at, index));
         self.free.insert(index);
     }
 
     /// Returns when there is something to send.
     fn due_at(&self) -> Option<Instant> {
-        let release = self.releasing.first().map(|(from, _)| *from);
-        let restore = (!self.restoring.is_empty() || self.surplus != 0).then_some(self.extended);
-        let due = [self.renew_at, release, restore].into_iter().flatten().min()?;
+        let change = self.changing.first().map(|(at, _)| *at);
+        let surplus = (self.surplus != 0).then_some(self.extended);
+        let due = [self.renew_at, change, surplus].into_iter().flatten().min()?;
         Some(self.not_before.map_or(due, |at| due.max(at)))
     }
 
@@ -365,20 +349,17 @@ impl HeldPair {
     fn join(&mut self, keys: &Arc<Keys>, call: &mut HoldCall, room: &mut usize, renews: bool) {
         let hold_time = self.hold_time();
         let due: Vec<(Instant, u32)> =
-            self.releasing.iter().take_while(|(from, _)| *from <= call.sent).take(*room).copied().collect();
-        let mut releases = Vec::new();
-        for (from, index) in due {
-            if from + hold_time <= call.sent {
+            self.changing.iter().take_while(|(at, _)| *at <= call.sent).take(*room).copied().collect();
+        let (mut releases, mut restores) = (Vec::new(), Vec::new());
+        for (at, index) in due {
+            match self.units.get(&index) {
+                Some(Unit { state: UnitState::Held, number, .. }) => restores.push(*number),
                 // Its entry has ended.
-                self.make_free(index);
-            } else {
-                releases.extend(self.units.get(&index).map(|unit| unit.number));
+                Some(_) if at + hold_time <= call.sent => self.make_free(index),
+                unit => releases.extend(unit.map(|unit| unit.number)),
             }
         }
-        *room -= releases.len();
-        let restored = self.restoring.iter().filter_map(|index| self.units.get(index));
-        let restores: Vec<HeldNumber> = restored.map(|unit| unit.number).take(*room).collect();
-        *room -= restores.len();
+        *room -= releases.len() + restores.len();
         if releases.is_empty() && restores.is_empty() && self.surplus == 0 && !renews {
             return;
         }
@@ -386,17 +367,17 @@ impl HeldPair {
         // It is subtracted at most once. If this call fails, the next renewal finds it again.
         let surplus = mem::take(&mut self.surplus);
         call.timeout = call.timeout.min(hold_time / 6);
-        let hold_micros = self.policy.window_micros();
+        let hold_micros = self.pair.policy.window_micros();
         call.pairs.push((keys.clone(), HoldChanges { hold_micros, renews, surplus, releases, restores }));
     }
 
     /// Releases a number, from this instant on.
-    fn release(&mut self, index: u32, from: Instant) {
+    pub(super) fn release(&mut self, index: u32, from: Instant) {
         self.resolve(index, from);
         let Some(unit) = self.units.get_mut(&index) else { return };
-        unit.state = UnitState::Releasing(from);
-        self.releasing.insert((from, index));
-        self.restoring.remove(&index);
+        self.changing.remove(&(unit.at, index));
+        (unit.state, unit.at) = (UnitState::Releasing, from);
+        self.changing.insert((from, index));
     }
 
     /// Releases a number that only the store knows, unless its place is in use.
@@ -408,7 +389,7 @@ impl HeldPair {
         let first_unused = (self.units.len() + self.free.len()) as u32;
         self.free.extend(first_unused..=index);
         self.free.remove(&index);
-        self.units.insert(index, Unit { number, state: UnitState::Waiting, was_interrupted: false });
+        self.units.insert(index, Unit::waiting(number));
         self.release(index, from);
     }
 
@@ -422,13 +403,15 @@ impl HeldPair {
     ) {
         for number in &changes.releases {
             let unit = self.units.get(&number.index).filter(|unit| unit.number == *number);
-            if matches!(unit, Some(Unit { state: UnitState::Releasing(_), .. })) {
+            if unit.is_some_and(|unit| unit.state == UnitState::Releasing) {
                 self.make_free(number.index);
-                outcome.released.push((self.namespace.clone(), self.key.clone(), self.policy.clone()));
+                outcome.released.push((self.namespace.clone(), self.pair.clone()));
             }
         }
-        for number in &changes.restores {
-            self.restoring.remove(&number.index);
+        for HeldNumber { index, .. } in &changes.restores {
+            if let Some(unit) = self.units.get(index).filter(|unit| unit.state == UnitState::Held) {
+                self.changing.remove(&(unit.at, *index));
+            }
         }
         if !changes.renews {
             return;
@@ -445,13 +428,15 @@ impl HeldPair {
             let found = numbers.binary_search_by_key(&number.index, |listed| listed.index);
             found.is_ok_and(|i| numbers[i].number == number.number)
         };
-        let renew_at = sent + self.third();
+        let renew_at = sent + self.hold_time() / 3;
         self.renew_at = None;
-        for unit in self.units.values_mut() {
-            let UnitState::Held(since) = unit.state else { continue };
+        for unit in self.units.values_mut().filter(|unit| unit.state == UnitState::Held) {
             self.renew_at = Some(renew_at);
             // A unit that was confirmed later may be missing in the reply.
-            if since < sent && !is_listed(&unit.number) && self.restoring.insert(unit.number.index) {
+            if unit.at < sent
+                && !is_listed(&unit.number)
+                && self.changing.insert((unit.at, unit.number.index))
+            {
                 unit.was_interrupted = true;
                 outcome.interrupted += 1;
             }

@@ -428,9 +428,9 @@ impl Simulation {
                 let Some(process) = self.process(id) else { return };
                 let Some((_, pair, number, _)) = process.waiting.remove(&request) else { return };
                 if bug == Some(Bug::UnknownOutcomeIsForgotten) {
-                    process.pairs.forget(&pair, number.index);
+                    process.pairs.change(&pair, |pair| pair.make_free(number.index));
                 } else {
-                    process.pairs.release(&pair, number.index, Instant::now() + LATENESS);
+                    process.pairs.change(&pair, |pair| pair.release(number.index, Instant::now() + LATENESS));
                 }
             }
             Event::RequestEnds { .. } if self.quiet_from.is_some_and(|from| from <= Instant::now()) => {
@@ -439,7 +439,7 @@ impl Simulation {
             Event::RequestEnds { process, request } => {
                 let Some(process) = self.process(process) else { return };
                 let Some(Running { pair, number, .. }) = process.running.remove(&request) else { return };
-                process.pairs.release(&pair, number.index, Instant::now());
+                process.pairs.change(&pair, |pair| pair.release(number.index, Instant::now()));
             }
             Event::CallReply { process, call, lists } => self.complete(process, call, Ok(lists)),
             Event::CallTimeout { process, call } => {
@@ -527,9 +527,9 @@ impl Simulation {
         let Some(process) = self.process(id) else { return };
         let Some((key, pair, number, sent)) = process.waiting.remove(&request) else { return };
         if !admitted {
-            return process.pairs.forget(&pair, number.index);
+            return process.pairs.change(&pair, |pair| pair.make_free(number.index));
         }
-        process.pairs.confirm(&pair, number.index, number.units, sent);
+        process.pairs.change(&pair, |pair| pair.confirm(number.index, number.units, sent));
         process.running.insert(request, Running { key, pair, number, was_missing: false });
         self.admitted += 1;
         self.schedule(lasts, Event::RequestEnds { process: id, request });

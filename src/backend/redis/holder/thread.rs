@@ -2,26 +2,23 @@
 //! runtime of the service stops a renewal.
 
 use std::{
-    future::poll_fn,
     io,
-    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::Poll,
     thread,
     time::Duration,
 };
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::{runtime, sync::Notify, time::Instant};
 
-use super::pairs::{HeldPairs, HoldCall};
+use super::pairs::{HeldPairs, HoldCall, HoldOutcome};
 use crate::{
     backend::{BackendError, redis::script::hold::HeldList},
     guard::until,
     lock::Lock,
+    now_or_later::BoxFuture,
     observe::{self, Throttle},
 };
 
@@ -32,18 +29,16 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(crate) type HeldLists = Result<Vec<Option<HeldList>>, BackendError>;
 
 /// Sends a call of a holder with this identity, over connections of the thread.
-pub(crate) type SendCall =
-    Box<dyn Fn(u64, HoldCall) -> Pin<Box<dyn Future<Output = (HoldCall, HeldLists)>>> + Send>;
+pub(crate) type SendCall = Box<dyn Fn(u64, HoldCall) -> BoxFuture<(HoldCall, HeldLists)> + Send>;
 
 /// What the clones of a backend, its thread and its units share.
+#[derive(Default)]
 pub(super) struct HolderState {
     /// A random number. A process that forks needs a new backend.
     pub(super) id: u64,
     pub(super) pairs: Lock<HeldPairs>,
     /// Notified when a call may be due.
     pub(super) changed: Notify,
-    /// Notified when a call has ended.
-    pub(super) completed: Notify,
     pub(super) is_closed: AtomicBool,
     pub(super) has_thread: Lock<bool>,
     /// The number of units that the store did not hold.
@@ -58,35 +53,39 @@ pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {
     thread::Builder::new().name("tsw-hold".to_owned()).spawn(run).map(drop)
 }
 
-async fn run(state: &HolderState, send: &SendCall) {
-    let mut calls = FuturesUnordered::new();
+async fn run(state: &Arc<HolderState>, send: &SendCall) {
     loop {
         let (due, next, is_empty) = {
             let mut pairs = state.pairs.lock();
             (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
         };
-        calls.extend(due.into_iter().map(|call| send(state.id, call)));
-        if is_empty && calls.is_empty() && state.is_closed.load(Ordering::SeqCst) {
+        for call in due {
+            let (call, state) = (send(state.id, call), state.clone());
+            tokio::spawn(async move {
+                let (call, lists) = call.await;
+                state.complete(call, lists);
+            });
+        }
+        // A pair in a call is not removed.
+        if is_empty && state.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        let completed = {
-            let mut changed = pin!(state.changed.notified());
-            let end = next.unwrap_or_else(|| Instant::now() + IDLE);
-            let woken = poll_fn(|cx| match calls.poll_next_unpin(cx) {
-                Poll::Ready(Some(completed)) => Poll::Ready(Some(completed)),
-                _ => changed.as_mut().poll(cx).map(|()| None),
-            });
-            until(end, woken).await.flatten()
-        };
-        let Some((call, numbers)) = completed else { continue };
-        let outcome = state.pairs.lock().complete(call, numbers);
-        for (namespace, key, policy) in outcome.released {
-            namespace.released(&key, &policy);
+        let end = next.unwrap_or_else(|| Instant::now() + IDLE);
+        let _: Option<()> = until(end, state.changed.notified()).await;
+    }
+}
+
+impl HolderState {
+    /// Learns the outcome of a call.
+    fn complete(&self, call: HoldCall, lists: HeldLists) {
+        let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, lists);
+        for (namespace, pair) in released {
+            namespace.released(&pair.key, &pair.policy);
         }
-        if outcome.interrupted > 0 {
-            let before = state.interrupted.fetch_add(outcome.interrupted, Ordering::Relaxed);
-            observe::interrupted_units(outcome.interrupted, before + outcome.interrupted, &state.events);
+        if interrupted > 0 {
+            let before = self.interrupted.fetch_add(interrupted, Ordering::Relaxed);
+            observe::interrupted_units(interrupted, before + interrupted, &self.events);
         }
-        state.completed.notify_waiters();
+        self.changed.notify_one();
     }
 }

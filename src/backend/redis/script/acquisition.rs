@@ -1,7 +1,7 @@
 //! The acquisition of units in flight, in the arguments of a check. `lua/README.md` is the contract.
 
-use super::types::TYPE_UNIT;
-use crate::{check::MAX_PAIRS, policy::in_flight_number};
+use super::types::typed;
+use crate::{check::MAX_PAIRS, policy::Policy};
 
 /// A parameter of at least this number is that of an acquisition.
 const ACQUISITION: u64 = 1 << 44;
@@ -32,15 +32,16 @@ pub(crate) struct HeldNumber {
     pub(crate) units: u32,
 }
 
-/// Adds the fields of the acquisition of a pair. A peek has no number, and needs none.
-pub(super) fn push_acquisition(pairs: &mut impl Extend<u8>, acquisition: &Acquisition, pair: usize) {
-    let holder = acquisition.holder;
-    let (number, is_alone) = acquisition.numbers.get(pair).copied().unwrap_or_default();
-    let place = holder >> ID_BITS << INDEX_BITS | u64::from(number.index) | if is_alone { ALONE } else { 0 };
-    let typed = TYPE_UNIT * u64::from(in_flight_number()) + ACQUISITION + place;
-    pairs.extend(number.number.to_le_bytes());
-    // In place of a cost.
-    pairs.extend([0; 4]);
-    pairs.extend(holder.to_le_bytes().into_iter().take(6));
-    pairs.extend(typed.to_le_bytes().into_iter().take(6));
+impl Acquisition {
+    /// Adds the fields of the acquisition of a pair. A peek has no number, and needs none.
+    pub(super) fn push(&self, pairs: &mut impl Extend<u8>, pair: usize, policy: &Policy) {
+        let (number, is_alone) = self.numbers.get(pair).copied().unwrap_or_default();
+        let upper_id = self.holder >> ID_BITS << INDEX_BITS;
+        let place = upper_id | u64::from(number.index) | if is_alone { ALONE } else { 0 };
+        pairs.extend(number.number.to_le_bytes());
+        // In place of a cost.
+        pairs.extend([0; 4]);
+        pairs.extend(self.holder.to_le_bytes().into_iter().take(6));
+        pairs.extend(typed(policy, ACQUISITION + place));
+    }
 }

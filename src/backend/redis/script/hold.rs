@@ -64,11 +64,7 @@ impl HoldChanges {
 /// Parses the reply to a call of some pairs: for each one, what the store holds, or `None` if its changes were not made.
 pub(crate) fn lists(reply: &Value, pairs: usize) -> Result<Vec<Option<HeldList>>, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
-    let Value::BulkString(bytes) = reply else { return Err(broken()) };
-    if super::is_deadline_exceeded(reply) {
-        return Err(BackendError::new(Reason::DeadlineExceeded));
-    }
-    let mut fields = Fields(bytes);
+    let mut fields = Fields::of(reply)?;
     fields.u64().ok_or_else(broken)?;
     let mut list = || {
         let (is_made, units, size) = (fields.u8()? == 1, fields.u32()?, fields.u32()?);
