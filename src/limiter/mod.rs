@@ -535,6 +535,16 @@ impl Limiter {
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
+        self.decide_any_draft(draft, purpose)
+    }
+
+    /// Decides a draft that [`decide_key_now`](Self::decide_key_now) does not decide. As a part of its caller, it would slow the others.
+    #[inline(never)]
+    fn decide_any_draft(
+        &self,
+        draft: Result<Draft, KeyError>,
+        purpose: Purpose,
+    ) -> LimiterFuture<Result<Decision, BackendError>> {
         LimiterFuture(match self.check_to_decide(draft) {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
@@ -597,6 +607,12 @@ impl Limiter {
                 Err(Rejection::Denied(decision))
             }));
         }
+        self.start_any(draft, at_most)
+    }
+
+    /// Starts what [`decide_key_now`](Self::decide_key_now) does not decide. As a part of its caller, it would slow the others.
+    #[inline(never)]
+    fn start_any(&self, draft: Result<Draft, KeyError>, at_most: Option<Duration>) -> Option<Admitting> {
         match self.prepare(draft) {
             Ok(None) => None,
             Ok(Some((check, terms))) => Some(match at_most {
