@@ -41,6 +41,9 @@ impl Wait {
     }
 }
 
+/// The longest time in microseconds.
+const LONGEST_MICROS: u64 = u64::MAX - 2;
+
 impl WaitMicros {
     pub(crate) const ZERO: Self = Self(0);
     pub(crate) const UNKNOWN: Self = Self(u64::MAX - 1);
@@ -49,7 +52,7 @@ impl WaitMicros {
     /// Returns a wait of this many microseconds.
     #[inline]
     pub(crate) fn new(micros: u64) -> Self {
-        Self(micros.min(Self::UNKNOWN.0 - 1))
+        Self(micros.min(LONGEST_MICROS))
     }
 
     #[inline]
@@ -78,8 +81,7 @@ impl From<Wait> for WaitMicros {
 
 /// Rounds a time up to whole microseconds.
 fn whole_micros(time: Duration) -> u64 {
-    // At most 2^64-1, which is far beyond any wait.
-    u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+    u64::try_from(time.as_nanos().div_ceil(1_000)).map_or(LONGEST_MICROS, |micros| micros.min(LONGEST_MICROS))
 }
 
 /// The result of one check: admitted or denied, with a status for every pair.
@@ -322,7 +324,7 @@ impl Decision {
         Self(Parts::Any(Arc::new(AnyParts::new(origin, at_micros, statuses, receipts))))
     }
 
-    /// Returns this decision, which no other one shares yet, with the units that its check holds. For the
+    /// Returns this decision, of which there is no clone yet, with the units that its check holds. For the
     /// [`Backend`](crate::backend::Backend) that has made it: if it was admitted, and charged a policy [in
     /// flight](crate::Policy::in_flight).
     pub fn with_hold(self, hold: Hold) -> Self {

@@ -159,7 +159,7 @@ where
 
     fn call(&mut self, mut request: Req) -> Self::Future {
         let core = self.shared.local();
-        let LayerCore { limiter, protocol, .. } = &****core;
+        let LayerCore { limiter, protocol, .. }: &LayerCore<P> = core;
         let outcome = match limiter.start(protocol.plan(&request), self.when_denied.at_most()) {
             None => {
                 core.responded(None, || protocol.route(&request));

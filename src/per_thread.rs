@@ -14,7 +14,7 @@ use std::{
 /// The largest number of values.
 const MAX: usize = 16;
 
-/// As many values as threads run at the same time. If there are more threads, some share a value.
+/// A value for each thread that runs at the same time, at most 16. If there are more threads, some share a value.
 pub(crate) struct PerThread<T>(Box<[Apart<T>]>);
 
 /// A value that shares no memory with others which a processor loads at once: two lines of 64 bytes.

@@ -7,6 +7,7 @@ use std::{
     cmp::Reverse,
     collections::BTreeSet,
     hash::{BuildHasher, RandomState},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -268,13 +269,14 @@ fn repeated(line: String) -> Option<HeaderValue> {
     /// The values of most services. A service that invents policies has more.
     const MAX_KEPT: usize = 256;
     static KEPT: Lock<BTreeSet<&'static str>> = Lock::new(BTreeSet::new());
-    let mut kept = KEPT.lock();
-    let known = kept.get(line.as_str()).copied();
-    if known.is_none() && kept.len() >= MAX_KEPT {
+    static IS_FULL: AtomicBool = AtomicBool::new(false);
+    if IS_FULL.load(Ordering::Relaxed) {
         return HeaderValue::try_from(line).ok();
     }
-    let line = known.unwrap_or_else(|| line.leak());
+    let mut kept = KEPT.lock();
+    let line = kept.get(line.as_str()).copied().unwrap_or_else(|| line.leak());
     kept.insert(line);
+    IS_FULL.store(kept.len() >= MAX_KEPT, Ordering::Relaxed);
     HeaderValue::from_maybe_shared(Bytes::from_static(line.as_bytes())).ok()
 }
 

@@ -48,8 +48,8 @@ fn index(decision: &Decision) -> usize {
     })
 }
 
-/// Returns whether all that a response may state is the same in both denials. The policies must be the same objects: equal policies may
-/// differ in what a response may show.
+/// Returns whether all that a response may state is the same in both denials. The policies must be clones of the same ones: equal
+/// policies may differ in what a response may show.
 fn has_same_text(a: &Decision, b: &Decision) -> bool {
     let text = |status: &Status| {
         let retry_after = match status.retry_after() {

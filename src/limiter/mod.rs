@@ -304,7 +304,7 @@ impl Limiter {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let now = |result| LimiterFuture(NowOrLater::now(result));
         let check = match check {
-            Ok(_) if !backend.changes_charges() => return now(Err(BackendError::new(Reason::Unsupported))),
+            _ if !backend.changes_charges() => return now(Err(BackendError::new(Reason::Unsupported))),
             Ok(Some(check)) => check,
             Ok(None) => return now(Ok(())),
             Err(error) => return now(Err(error)),

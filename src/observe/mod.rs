@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    check::{Check, Namespace, PairRef},
+    check::{Check, Namespace, NamespaceNumber, PairRef},
     cost::Costs,
     decision::{Decision, Status},
     error::{BackendError, Reason},
@@ -308,8 +308,10 @@ pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.
-pub(crate) fn charged_twice(place: &Namespace, policy: &Policy) {
-    if double_charges::is_first(place, policy) {
-        events::charged_twice(place.as_str(), policy);
+pub(crate) fn charged_twice(place: NamespaceNumber, policy: &Policy) {
+    if double_charges::is_first(place, policy)
+        && let Some(namespace) = Namespace::of_number(place)
+    {
+        events::charged_twice(namespace.as_str(), policy);
     }
 }

@@ -2,7 +2,7 @@
 
 use http::Extensions;
 
-use crate::{check::Namespace, decision::Decision, observe};
+use crate::{decision::Decision, observe};
 
 /// The decisions of all outer layers but the next one, whose decision is in the extensions itself.
 #[derive(Clone, Default)]
@@ -15,9 +15,9 @@ pub(super) fn compare(next: Decision, decision: &Decision, extensions: &mut Exte
     }
     let Outer(mut outer) = extensions.remove().unwrap_or_default();
     outer.push(next);
-    for policy in outer.iter().flat_map(|outer| decision.policies_charged_by(outer)) {
-        if let Some(place) = decision.store().and_then(Namespace::of_number) {
-            observe::charged_twice(&place, policy);
+    if let Some(store) = decision.store() {
+        for policy in outer.iter().flat_map(|outer| decision.policies_charged_by(outer)) {
+            observe::charged_twice(store, policy);
         }
     }
     extensions.insert(Outer(outer));

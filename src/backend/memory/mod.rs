@@ -173,7 +173,7 @@ impl MemoryBackend {
     }
 
     /// Returns a decision with the units that its check holds, if there are any.
-    #[cold]
+    #[inline(never)]
     fn with_hold(
         &self,
         namespace: &Namespace,
@@ -181,6 +181,9 @@ impl MemoryBackend {
         purpose: Purpose,
         decision: Decision,
     ) -> Decision {
+        if !decision.is_admitted() || purpose == Purpose::Peek {
+            return decision;
+        }
         let owned = pairs.iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), pair.cost));
         let check = Check::from_valid_pairs(namespace.clone(), owned.collect()).with_purpose(purpose);
         self.0.with_hold(&check, decision)

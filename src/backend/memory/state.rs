@@ -297,7 +297,7 @@ impl MemoryState {
             refund.pairs(),
             |pair| &pair.key,
             |shard, key, pair, clock| {
-                // A packed count has no receipts.
+                // A packed count has no receipts, and holds no units.
                 if let Some(stored) = shard.large_count_mut(key, refund.scope(), &pair.policy) {
                     stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
                 }
