@@ -46,7 +46,6 @@ pub(super) fn properties(
     // A change of the clocks may add an hour.
     let longest = Duration::from_secs((24 * days + 1) * 3_600);
     Ok(Properties {
-        has_window: false,
         period_letter: Some(letter),
         returns_at_end: true,
         // A period may end at once, and the next one is shorter than the longest.
