@@ -26,7 +26,6 @@ pub(super) fn properties(_: GivenFields<'_>) -> Result<Properties, ConfigError> 
     let properties = Properties::new(MAX_WINDOW, &REDIS);
     Ok(Properties {
         has_quota: false,
-        has_window: false,
         // A gate blocks for at most 366 days.
         arguments: [BLOCK_UNIT, properties.window_micros],
         next_of_unused: 0,

@@ -55,7 +55,6 @@ pub(super) fn properties(
     }
     Ok(Properties {
         is_held: true,
-        has_window: false,
         next_of_unused: 0,
         // No window bounds how soon units return.
         quotas_in_window: u64::MAX,

@@ -669,8 +669,7 @@ impl Policy {
     /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: a
     /// [token bucket](Self::token_bucket), a policy [in flight](Self::in_flight), a calendar period, a [gate](Self::gate).
     pub fn window(&self) -> Option<Duration> {
-        let Properties { has_window, window_micros, .. } = *self.properties();
-        has_window.then(|| Duration::from_micros(window_micros))
+        self.algorithm().has_window().then(|| Duration::from_micros(self.window_micros()))
     }
 
     /// Returns the algorithm.
@@ -724,8 +723,8 @@ impl Policy {
 
     /// Returns what distinguishes the usage of policies of one name: type, window or calendar period, and length of a bucket.
     pub(crate) fn usage_id(&self) -> [u64; 3] {
-        let Properties { has_window, window_micros, period_letter, bucket_micros, redis, .. } =
-            *self.properties();
+        let Properties { window_micros, period_letter, bucket_micros, redis, .. } = *self.properties();
+        let has_window = self.algorithm().has_window();
         let window = if has_window { window_micros } else { period_letter.unwrap_or(0).into() };
         [u64::from(redis.number), window, bucket_micros.map_or(0, NonZeroU64::get)]
     }

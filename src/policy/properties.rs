@@ -25,8 +25,6 @@ pub(crate) struct Properties {
     pub(crate) is_held: bool,
     /// The letter of the length of a calendar period in a key. Under another one, counting starts from zero.
     pub(crate) period_letter: Option<u8>,
-    /// Whether the policy has a window, which responses state. Under another one, counting starts from zero.
-    pub(crate) has_window: bool,
     /// The window and the parameter in the arguments of a check. The contract of each type is in `lua/README.md`.
     pub(crate) arguments: [u64; 2],
     /// `next_after` of a pair of which nothing is used, in microseconds. That of a calendar period is the end of the period.
@@ -64,7 +62,6 @@ impl Properties {
             has_quota: true,
             is_held: false,
             period_letter: None,
-            has_window: true,
             arguments: [window_micros, 0],
             next_of_unused: window_micros,
             bucket_micros: None,

@@ -57,7 +57,6 @@ pub(super) fn properties(
     }
     let properties = Properties::new(refilled_in, &REDIS);
     Ok(Properties {
-        has_window: false,
         arguments: [parts_of_unit, returned_parts],
         next_of_unused: 0,
         quotas_in_window: 2,

@@ -114,8 +114,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns whether a policy has a window.
-    #[cfg(feature = "serde")]
+    /// Returns whether a policy has a window, which responses state. Under another one, counting starts from zero.
     pub(super) fn has_window(self) -> bool {
         matches!(
             self,

@@ -21,7 +21,7 @@ type AdmitFn<Req> = dyn Fn(&mut Req, &Admission) + Send + Sync;
 /// [`ByResponse`].
 pub struct By<Req, R = AsError, S = (), L = ()> {
     plan: Arc<PlanFn<Req>>,
-    admit: Option<Arc<AdmitFn<Req>>>,
+    admit: Arc<AdmitFn<Req>>,
     reject: R,
     settle: S,
     learn: L,
@@ -95,13 +95,13 @@ type ReadFn<Res, T> = dyn Fn(&Res) -> Option<T> + Send + Sync;
 /// ```
 pub fn by<Req, T: IntoDraft>(plan: impl Fn(&Req) -> T + Send + Sync + 'static) -> By<Req> {
     let plan = Arc::new(move |request: &Req| plan(request).into_draft());
-    By { plan, admit: None, reject: AsError, settle: (), learn: () }
+    By { plan, admit: Arc::new(|_, _| {}), reject: AsError, settle: (), learn: () }
 }
 
 impl<Req, R, S, L> By<Req, R, S, L> {
     /// Passes the admission to the inner service: the closure writes the decision or the reservation into the request.
     pub fn admit_with(self, admit: impl Fn(&mut Req, &Admission) + Send + Sync + 'static) -> Self {
-        Self { admit: Some(Arc::new(admit)), ..self }
+        Self { admit: Arc::new(admit), ..self }
     }
 
     /// Rejects with the response or the error that the closure returns. Without it, the error of the service must implement
@@ -169,16 +169,18 @@ pub trait Reject<Req, Res, Err> {
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err>;
 }
 
-/// How a protocol settles by a response, or learns from it. Sealed.
+/// How a protocol settles by a response, or learns from it: not at all by default. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`.settle_by(..)` or `.learn_by(..)` cannot read a response of the type `{Res}`",
     label = "the closure takes another type",
     note = "write `by(..).settle_by(|response: &{Res}| ..)`, and `.learn_by(|response: &{Res}| ..)`"
 )]
 pub trait ReadResponse<Res, T> {
-    const READS: bool;
+    const READS: bool = false;
 
-    fn read(&self, response: &Res) -> Option<T>;
+    fn read(&self, _response: &Res) -> Option<T> {
+        None
+    }
 }
 
 #[diagnostic::do_not_recommend]
@@ -194,13 +196,7 @@ impl<Req, Res, Err> Reject<Req, Res, Err> for RejectWith<Req, Res, Err> {
     }
 }
 
-impl<Res, T> ReadResponse<Res, T> for () {
-    const READS: bool = false;
-
-    fn read(&self, _response: &Res) -> Option<T> {
-        None
-    }
-}
+impl<Res, T> ReadResponse<Res, T> for () {}
 
 impl<Res, T> ReadResponse<Res, T> for ByResponse<Res, T> {
     const READS: bool = true;
@@ -225,9 +221,7 @@ where
     }
 
     fn admit(&self, request: &mut Req, admission: &Admission) {
-        if let Some(admit) = &self.admit {
-            admit(request, admission);
-        }
+        (self.admit)(request, admission);
     }
 
     fn stated(&self, response: &Res) -> Option<Stated> {

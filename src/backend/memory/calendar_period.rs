@@ -68,7 +68,7 @@ impl Count for CalendarPeriod {
     fn charge(&mut self, reading: CalendarPeriodReading, cost: u32) {
         let CalendarPeriod { generation, used, .. } = reading.usage;
         let generation = if used == 0 { Generation::NONE } else { generation };
-        *self = Self { generation, used: reading.used_after(u64::from(cost)), ..reading.usage };
+        *self = Self { generation, used: MAX_USED.min(used + u64::from(cost)), ..reading.usage };
     }
 
     fn receipt(&mut self, _: CalendarPeriodReading, generations: &Generations) -> Receipt {
@@ -87,12 +87,6 @@ impl Count for CalendarPeriod {
     }
 }
 
-impl CalendarPeriodReading {
-    fn used_after(&self, units: u64) -> u64 {
-        (self.usage.used + units).min(MAX_USED)
-    }
-}
-
 impl UsageReading for CalendarPeriodReading {
     fn used(&self) -> u64 {
         self.usage.used
@@ -103,6 +97,6 @@ impl UsageReading for CalendarPeriodReading {
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
-        Forecast { used: self.used_after(units), next: self.end, reset: self.end }
+        Forecast { used: self.usage.used + units, next: self.end, reset: self.end }
     }
 }

@@ -57,10 +57,6 @@ impl UsageReading for GateReading {
         if self.until > self.clock { u32::MAX.into() } else { 0 }
     }
 
-    fn uses_at_most(&self, _: u64) -> bool {
-        self.until <= self.clock
-    }
-
     fn falls_to(&self, _: u64) -> u64 {
         self.until
     }
