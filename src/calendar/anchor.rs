@@ -1,11 +1,9 @@
 //! The anchor of a period: where in the calendar it begins.
 
-use std::{fmt, str::FromStr};
-
-use crate::error::ConfigError;
+use std::fmt;
 
 /// The form of an anchor as a text.
-const FORM: &str =
+pub(crate) const FORM: &str =
     r#"a day, a month and a day, a time, or a day with a time, such as "17", "04-06", "08:00" or "17 08:00""#;
 
 /// Where a calendar period begins: a day of the week, the month or the year, and a time of day in the zone of the policy.
@@ -60,21 +58,6 @@ impl Anchor {
 impl Default for Anchor {
     fn default() -> Self {
         Self::day(1)
-    }
-}
-
-impl FromStr for Anchor {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let only = if text.contains(':') { ("1", text) } else { (text, "0:0") };
-        let (date, time) = text.split_once(' ').unwrap_or(only);
-        let (month, day) = date.split_once('-').unwrap_or(("1", date));
-        let (hour, minute) = time.split_once(':').unwrap_or_default();
-        match [month, day, hour, minute].map(str::parse) {
-            [Ok(month), Ok(day), Ok(hour), Ok(minute)] => Ok(Self { month, day, hour, minute }),
-            _ => Err(ConfigError::invalid_text("anchor", text, FORM)),
-        }
     }
 }
 

