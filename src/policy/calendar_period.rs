@@ -2,6 +2,8 @@
 
 use std::{str::FromStr, time::Duration};
 
+use jiff::civil::DateTime;
+
 use super::properties::{GivenFields, Properties, RedisProperties};
 use crate::{
     calendar::{ANCHOR_FORM, Anchor, Period, Zone},
@@ -34,14 +36,10 @@ pub(super) fn properties(
         Period::Year => (b'y', 366, "a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59"),
     };
     let Anchor { month, day, hour, minute } = anchor;
-    let last_day = match (period, month) {
-        (Period::Year, 2) => 29,
-        (Period::Year, 4 | 6 | 9 | 11) => 30,
-        (Period::Year, 1..=12) => 31,
-        (_, 1) => days,
-        _ => 0,
-    };
-    if !(1..=last_day).contains(&day.into()) || hour >= 24 || minute >= 60 {
+    // Only a year begins in another month than the first, and a leap year has all days.
+    let in_leap_year = DateTime::new(2000, month as i8, day as i8, hour as i8, minute as i8, 0, 0);
+    let is_in_period = u64::from(day) <= days && (month == 1 || period == Period::Year);
+    if in_leap_year.is_err() || !is_in_period {
         let given = format!("{:?}", anchor.to_string());
         return Err(ConfigError::invalid_policy(name, "anchor", given, anchors));
     }
