@@ -54,8 +54,8 @@ enum Repr {
     Shared(Allocated),
 }
 
-/// A short key. It consists of whole words, also without its hash, which tells it from a long key. So a copy does not read parts of words
-/// that were just written.
+/// A short key. It consists of whole words, also without its hash, by which it differs from a long key. So a copy does not read parts of
+/// words that were just written.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Inline {

@@ -144,6 +144,9 @@ fn execution_order(checks: &[Check]) -> Vec<usize> {
 
 /// Starts all checks at the same time, in their order. Returns their decisions in the same order.
 async fn decide_together(backend: &RedisBackend, checks: &[Check]) -> Result<Vec<Decision>, TestCaseError> {
+    // Opens a lost connection again. Otherwise, all checks would wait for it, and then go on in any order.
+    let peek = checks[0].clone().with_purpose(Purpose::Peek);
+    let _ = backend.check(&peek).await.map_err(failed)?;
     let mut all = JoinSet::new();
     for (i, check) in checks.iter().enumerate() {
         let (backend, check) = (backend.clone(), check.clone());
