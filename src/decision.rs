@@ -839,6 +839,31 @@ mod tests {
         assert!(!decision([Wait::Never, Wait::ZERO]).is_admitted());
     }
 
+    /// A decision of one pair has two forms.
+    #[test]
+    fn units_and_namespace_make_no_difference() {
+        let decision = Decision::new(7, [status(Wait::ZERO)]);
+        let [one, other] = [(); 2].map(|()| Namespace::default().in_unnamed_store());
+        let held = decision.clone().with_namespace(&one).with_hold(Hold::new(|| ()));
+        assert!(decision.hold().is_none() && held.hold().is_some());
+        assert_eq!((held.store(), &held), (Some(one.number()), &decision));
+        assert_ne!(held.store(), decision.clone().with_namespace(&other).store());
+        assert_ne!(decision, Decision::new(8, [status(Wait::ZERO)]));
+        assert_ne!(decision, Decision::with_leases(7, [status(Wait::ZERO)], [], [1]));
+    }
+
+    #[test]
+    fn times_are_rounded_up_to_microseconds() {
+        for (nanos, micros) in [(0, 0), (1, 1), (1_000, 1), (1_001, 2)] {
+            let [given, stated] = [Duration::from_nanos(nanos), Duration::from_micros(micros)];
+            let status = Status::new(&pair(), 0, Wait::For(given), given, given);
+            assert_eq!(status.retry_after(), Wait::For(stated));
+            assert_eq!((status.next_after(), status.reset_after()), (stated, stated));
+        }
+        let longest = Status::new(&pair(), 0, Wait::For(Duration::MAX), Duration::MAX, Duration::MAX);
+        assert_eq!(longest.retry_after(), Wait::For(longest.reset_after()));
+    }
+
     #[test]
     fn shadow_pair_does_not_change_verdict() {
         let shadow = |wait| Status::new(&pair().shadow(), 0, wait, Duration::ZERO, Duration::ZERO);

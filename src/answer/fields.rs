@@ -342,6 +342,16 @@ mod tests {
     use super::*;
     use crate::{check::Pair, key::PartitionKey};
 
+    /// More values than are kept.
+    #[test]
+    fn repeated_value_is_the_same_whether_it_is_kept() {
+        for i in (0..1_000).chain(0..1_000) {
+            let line = format!("\"policy {i}\";q=1");
+            assert_eq!(repeated(line.clone()).unwrap(), line);
+        }
+        assert_eq!(repeated("\n".to_owned()), None);
+    }
+
     fn status(name: &str, window: Duration, remaining: u32, retry: Wait, next: Duration) -> Status {
         let policy = Policy::new(name, 10, window).unwrap();
         let pair = Pair::new(PartitionKey::new("user", "a"), policy, 1);
