@@ -75,17 +75,14 @@ pub(super) struct HeldPair {
     changing: BTreeSet<(Instant, u32)>,
     /// The units that the entry had beyond its numbers at the last renewal: those of a number that another one has replaced.
     surplus: i32,
-    /// The index of a charge which states that nothing else is held, until its outcome is known, and since when that of the last one is.
-    /// Such a charge corrects the units of the entry.
-    alone: Option<u32>,
-    corrected: Instant,
+    /// Since when the outcome of the first charge is known. It states that nothing else is held, and corrects the units of the entry.
+    corrected: Option<Instant>,
     renew_at: Option<Instant>,
     /// A pair whose changes were not made pauses until then.
     not_before: Option<Instant>,
     /// When the last call was sent that has extended the entry.
     extended: Instant,
     is_in_call: bool,
-    timer: Option<Instant>,
 }
 
 struct Unit {
@@ -142,9 +139,6 @@ impl HeldPairs {
         };
         let number = HeldNumber { index, number: self.last_number, units: pair.cost };
         held.units.insert(index, Unit::waiting(number));
-        if is_alone {
-            (held.alone, held.surplus) = (Some(number.index), 0);
-        }
         Ok((number, is_alone))
     }
 
@@ -250,19 +244,13 @@ impl HeldPairs {
     /// Changes a pair, and notes when it has changes to send. Removes it if nothing is left.
     pub(super) fn change(&mut self, keys: &Arc<Keys>, change: impl FnOnce(&mut HeldPair)) {
         let Some(pair) = self.pairs.get_mut(keys) else { return };
-        if let Some(timer) = pair.timer.take()
-            && let Some(group) = self.groups.get_mut(&pair.slot)
-        {
-            group.timers.remove(&(timer, keys.clone()));
+        if let Some(at) = pair.due_at() {
+            self.groups.entry(pair.slot).or_default().timers.remove(&(at, keys.clone()));
         }
         change(pair);
-        if pair.is_in_call {
-            return;
-        }
-        if pair.units.is_empty() {
+        if pair.units.is_empty() && !pair.is_in_call {
             self.pairs.remove(keys);
         } else if let Some(at) = pair.due_at() {
-            pair.timer = Some(at);
             self.groups.entry(pair.slot).or_default().timers.insert((at, keys.clone()));
         }
     }
@@ -292,13 +280,11 @@ impl HeldPair {
             free: BTreeSet::new(),
             changing: BTreeSet::new(),
             surplus: 0,
-            alone: None,
-            corrected: Instant::now(),
+            corrected: None,
             renew_at: None,
             not_before: None,
             extended: Instant::now(),
             is_in_call: false,
-            timer: None,
         }
     }
 
@@ -308,8 +294,9 @@ impl HeldPair {
 
     /// Notes that the outcome of a charge is known from an instant on.
     fn resolve(&mut self, index: u32, from: Instant) {
-        if self.alone == Some(index) {
-            (self.alone, self.corrected) = (None, from);
+        // The first charge has this index. Its outcome is known before another one has it.
+        if index == 0 {
+            self.corrected.get_or_insert(from);
         }
     }
 
@@ -337,11 +324,12 @@ impl HeldPair {
         self.free.insert(index);
     }
 
-    /// Returns when there is something to send.
+    /// Returns when the next call may change the pair. `None` while a call does, or if there is nothing to send.
     fn due_at(&self) -> Option<Instant> {
         let change = self.changing.first().map(|(at, _)| *at);
         let surplus = (self.surplus != 0).then_some(self.extended);
-        let due = [self.renew_at, change, surplus].into_iter().flatten().min()?;
+        let due =
+            [self.renew_at, change, surplus].into_iter().flatten().min().filter(|_| !self.is_in_call)?;
         Some(self.not_before.map_or(due, |at| due.max(at)))
     }
 
@@ -418,7 +406,7 @@ impl HeldPair {
         }
         self.extended = self.extended.max(sent);
         let listed: i64 = numbers.iter().map(|number| i64::from(number.units)).sum();
-        if self.alone.is_none() && self.corrected < sent {
+        if self.corrected.is_some_and(|at| at < sent) {
             self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
         }
         for listed in numbers {
