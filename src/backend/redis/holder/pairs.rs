@@ -104,8 +104,8 @@ enum UnitState {
 pub(crate) struct HoldCall {
     pub(crate) slot: u16,
     pub(crate) sent: Instant,
-    /// How long it may take.
-    pub(crate) timeout: Duration,
+    /// Until when it may take.
+    pub(crate) end: Instant,
     pub(crate) pairs: Vec<(Arc<Keys>, HoldChanges)>,
 }
 
@@ -166,7 +166,7 @@ impl HeldPairs {
         let group = self.groups.get(&slot)?;
         group.next_due().filter(|at| *at <= now)?;
         let next: Vec<(Instant, Arc<Keys>)> = group.timers.iter().take(MAX_PAIRS).cloned().collect();
-        let mut call = HoldCall { slot, sent: now, timeout: Duration::from_secs(1), pairs: Vec::new() };
+        let mut call = HoldCall { slot, sent: now, end: now + Duration::from_secs(1), pairs: Vec::new() };
         let (mut room, mut indices) = (MAX_CHANGES, 0);
         for (at, keys) in next {
             let (is_due, has_renewals) = (at <= now, indices > 0);
@@ -354,7 +354,7 @@ impl HeldPair {
         self.is_in_call = true;
         // It is subtracted at most once. If this call fails, the next renewal finds it again.
         let surplus = mem::take(&mut self.surplus);
-        call.timeout = call.timeout.min(hold_time / 6);
+        call.end = call.end.min(call.sent + hold_time / 6);
         let hold_micros = self.pair.policy.window_micros();
         call.pairs.push((keys.clone(), HoldChanges { hold_micros, renews, surplus, releases, restores }));
     }

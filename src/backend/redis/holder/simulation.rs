@@ -565,7 +565,7 @@ impl Simulation {
         let Some(process) = self.process(id) else { return };
         for call in process.pairs.due(Instant::now()) {
             self.next += 1;
-            let (number, timeout) = (self.next, call.timeout);
+            let (number, deadline) = (self.next, call.end);
             let (bug, is_reachable) = (self.bug, Instant::now() >= self.unreachable_until);
             let Some(process) = self.process(id) else { return };
             let pairs = call.pairs.iter().map(|(keys, changes)| {
@@ -579,12 +579,11 @@ impl Simulation {
                 (key, changes)
             });
             let pairs: Vec<(usize, HoldChanges)> = pairs.collect();
-            let deadline = call.sent + timeout;
             process.calls.insert(number, call);
             let keys: BTreeSet<usize> = pairs.iter().map(|(key, _)| *key).collect();
             let arrives = is_reachable && !process.lost.is_disjoint(&keys);
             process.lost.retain(|key| !keys.contains(key));
-            self.schedule(timeout, Event::CallTimeout { process: id, call: number });
+            self.schedule(deadline - Instant::now(), Event::CallTimeout { process: id, call: number });
             let way = if arrives { Some(self.random.up_to(LATENCY)) } else { self.way(12) };
             if way.is_none()
                 && let Some(process) = self.process(id)
