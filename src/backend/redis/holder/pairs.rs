@@ -126,7 +126,20 @@ impl HeldPairs {
         namespace: &Namespace,
         pair: &Pair,
     ) -> Result<(HeldNumber, bool), BackendError> {
-        let held = self.pairs.entry(keys.clone()).or_insert_with(|| HeldPair::new(slot, namespace, pair));
+        let held = self.pairs.entry(keys.clone()).or_insert_with(|| HeldPair {
+            slot,
+            namespace: namespace.clone(),
+            pair: pair.clone(),
+            units: BTreeMap::new(),
+            free: BTreeSet::new(),
+            changing: BTreeSet::new(),
+            surplus: 0,
+            corrected: None,
+            renew_at: None,
+            not_before: None,
+            extended: Instant::now(),
+            is_in_call: false,
+        });
         // A reload may change the hold time.
         held.pair.policy = pair.policy.clone();
         // A call may subtract what such a charge has corrected.
@@ -271,23 +284,6 @@ impl Unit {
 }
 
 impl HeldPair {
-    fn new(slot: u16, namespace: &Namespace, pair: &Pair) -> Self {
-        Self {
-            slot,
-            namespace: namespace.clone(),
-            pair: pair.clone(),
-            units: BTreeMap::new(),
-            free: BTreeSet::new(),
-            changing: BTreeSet::new(),
-            surplus: 0,
-            corrected: None,
-            renew_at: None,
-            not_before: None,
-            extended: Instant::now(),
-            is_in_call: false,
-        }
-    }
-
     fn hold_time(&self) -> Duration {
         Duration::from_micros(self.pair.policy.window_micros())
     }
