@@ -74,7 +74,7 @@ impl Holder {
         if check.purpose() == Purpose::Peek || held.peek().is_none() {
             return Ok(None);
         }
-        self.start(sender)?;
+        self.0.start(sender).map_err(|error| BackendError::with_source(Reason::Other, error))?;
         let state = self.0.clone();
         let deadline = check.deadline().unwrap_or_else(|| Instant::now() + Duration::from_secs(60));
         let mut acquisition = Acquisition { holder: state.id, ..Acquisition::default() };
@@ -104,17 +104,6 @@ impl Holder {
         while Instant::now() < end && self.0.pairs.lock().last_release_ends().is_some() {
             sleep(DRAIN_INTERVAL).await;
         }
-    }
-
-    /// Starts the thread, unless it runs.
-    fn start(&self, sender: impl FnOnce() -> SendCall) -> Result<(), BackendError> {
-        let mut has_thread = self.0.has_thread.lock();
-        if !*has_thread {
-            thread::spawn(self.0.clone(), sender())
-                .map_err(|error| BackendError::with_source(Reason::Other, error))?;
-            *has_thread = true;
-        }
-        Ok(())
     }
 }
 

@@ -46,13 +46,6 @@ pub(super) struct HolderState {
     pub(super) events: Throttle,
 }
 
-/// Starts the thread.
-pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let run = move || runtime.block_on(run(&state, &send));
-    thread::Builder::new().name("tsw-hold".to_owned()).spawn(run).map(drop)
-}
-
 async fn run(state: &Arc<HolderState>, send: &SendCall) {
     loop {
         let (due, next, is_empty) = {
@@ -76,6 +69,19 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
 }
 
 impl HolderState {
+    /// Starts the thread, unless it runs.
+    pub(super) fn start(self: &Arc<Self>, sender: impl FnOnce() -> SendCall) -> io::Result<()> {
+        let mut has_thread = self.has_thread.lock();
+        if !*has_thread {
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            let (state, send) = (self.clone(), sender());
+            let run = move || runtime.block_on(run(&state, &send));
+            thread::Builder::new().name("tsw-hold".to_owned()).spawn(run)?;
+            *has_thread = true;
+        }
+        Ok(())
+    }
+
     /// Learns the outcome of a call.
     fn complete(&self, call: HoldCall, lists: HeldLists) {
         let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, lists);
