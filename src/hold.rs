@@ -25,15 +25,10 @@ use std::{fmt, sync::Arc};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Hold(Arc<dyn ReleaseOnDrop>);
+pub struct Hold(Arc<WasInterrupted>);
 
-/// Units that a store holds. Dropping them releases them.
-pub(crate) trait ReleaseOnDrop: Send + Sync {
-    /// Returns whether the store may not have held the units all the time. False by default.
-    fn was_interrupted(&self) -> bool {
-        false
-    }
-}
+/// Owns units, and releases them when it is dropped. Returns whether the store may not have held them all the time.
+type WasInterrupted = dyn Fn() -> bool + Send + Sync;
 
 /// Calls a function when it is dropped.
 struct OnRelease<F: FnOnce()>(Option<F>);
@@ -42,11 +37,17 @@ impl Hold {
     /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
     /// clone is dropped.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self::from_units(OnRelease(Some(release)))
+        let on_release = OnRelease(Some(release));
+        Self::from_units(move || {
+            // The closure owns it.
+            let _ = &on_release;
+            false
+        })
     }
 
-    pub(crate) fn from_units(units: impl ReleaseOnDrop + 'static) -> Self {
-        Self(Arc::new(units))
+    /// Creates the hold of units that a closure owns. It returns whether the store may not have held them all the time.
+    pub(crate) fn from_units(was_interrupted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(was_interrupted))
     }
 
     /// Returns whether the store may not have held the units all the time: it has lost them or did not answer, or this process was
@@ -55,17 +56,7 @@ impl Hold {
     ///
     /// A request that writes what only one request may write reads this before it commits.
     pub fn was_interrupted(&self) -> bool {
-        self.0.was_interrupted()
-    }
-}
-
-impl<F: FnOnce() + Send + Sync> ReleaseOnDrop for OnRelease<F> {}
-
-/// The units of several slots of a cluster.
-#[cfg(feature = "redis")]
-impl ReleaseOnDrop for Vec<Hold> {
-    fn was_interrupted(&self) -> bool {
-        self.iter().any(Hold::was_interrupted)
+        (self.0)()
     }
 }
 

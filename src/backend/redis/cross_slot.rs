@@ -451,7 +451,10 @@ fn decision<'a, P: AsRef<[usize]>>(
     };
     let statuses = (0..check.pairs().len()).map(|index| pairs.remove(&index).map(|(status, _)| status));
     let decision = Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check);
-    if holds.is_empty() { decision } else { decision.with_hold(Hold::from_units(holds)) }
+    if holds.is_empty() {
+        return decision;
+    }
+    decision.with_hold(Hold::from_units(move || holds.iter().any(Hold::was_interrupted)))
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.

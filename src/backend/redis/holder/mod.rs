@@ -18,7 +18,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose},
     decision::Decision,
-    hold::{Hold, ReleaseOnDrop},
+    hold::Hold,
 };
 
 mod pairs;
@@ -148,7 +148,12 @@ impl HeldNumbers {
             return Ok(decision);
         }
         state.changed.notify_one();
-        Ok(decision.with_hold(Hold::from_units(self)))
+        Ok(decision.with_hold(Hold::from_units(move || self.was_interrupted())))
+    }
+
+    fn was_interrupted(&self) -> bool {
+        let pairs = self.state.pairs.lock();
+        self.numbers.iter().any(|(_, keys, index)| pairs.was_interrupted(keys, *index))
     }
 
     /// Notes that the check holds nothing.
@@ -157,13 +162,6 @@ impl HeldNumbers {
         for (_, keys, index) in self.numbers.drain(..) {
             pairs.change(&keys, |pair| pair.make_free(index));
         }
-    }
-}
-
-impl ReleaseOnDrop for HeldNumbers {
-    fn was_interrupted(&self) -> bool {
-        let pairs = self.state.pairs.lock();
-        self.numbers.iter().any(|(_, keys, index)| pairs.was_interrupted(keys, *index))
     }
 }
 
