@@ -588,11 +588,10 @@ impl Decision {
         self.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)))
     }
 
-    /// Returns the pairs of this check whose units in flight it holds now, each with its index. Call it with the [charged
-    /// check](Self::charged_check).
-    pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = (usize, &'a Pair)> {
-        let charged = self.charged_pairs(check).map(|(i, pair, _)| (i, pair));
-        charged.filter(|(_, pair)| pair.policy.properties().is_held)
+    /// Returns the pairs of this check whose units in flight it holds now, each with its index and the units.
+    pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = (usize, &'a Pair, u32)> {
+        let charged = self.charged_pairs(check).map(|(i, pair, status)| (i, pair, status.cost));
+        charged.filter(|(_, pair, units)| *units > 0 && pair.policy.properties().is_held)
     }
 
     /// Returns the pairs of this check that it has charged, each with its index and its status.

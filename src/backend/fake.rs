@@ -260,7 +260,7 @@ impl FakeScript {
 
     /// Returns a decision with the units that its check holds, if there are any.
     fn holding(&self, check: &Check, decision: Decision) -> Decision {
-        let units: u64 = decision.held_pairs(check).map(|(_, pair)| u64::from(pair.cost)).sum();
+        let units: u64 = decision.held_pairs(check).map(|(.., units)| u64::from(units)).sum();
         if units == 0 {
             return decision;
         }

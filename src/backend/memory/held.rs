@@ -15,9 +15,9 @@ impl MemoryState {
         if !check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
             return decision;
         }
-        let charged = decision.charged_check(check.clone());
-        let held = decision.held_pairs(&charged).map(|(_, pair)| pair.refund(Receipt::NO_CHARGE, pair.cost));
-        let (state, refund) = (self.clone(), Refund::from_pairs(charged.scope().clone(), held));
+        let held = decision.held_pairs(check);
+        let refunds = held.map(|(_, pair, units)| pair.refund(Receipt::NO_CHARGE, units));
+        let (state, refund) = (self.clone(), Refund::from_pairs(check.scope().clone(), refunds));
         if refund.pairs().is_empty() {
             return decision;
         }

@@ -131,16 +131,15 @@ impl HeldNumbers {
                 self.forget();
             }
         })?;
-        let charged = decision.charged_check(check.clone());
         let Self { state, numbers, sent, deadline } = &mut self;
         *deadline = None;
         let mut pairs = state.pairs.lock();
         numbers.retain(|(i, keys, index)| {
-            let held = decision.held_pairs(&charged).find(|(held, _)| held == i);
-            match held {
-                Some((_, held)) => pairs.change(keys, |pair| pair.confirm(*index, held.cost, *sent)),
-                None => pairs.change(keys, |pair| pair.make_free(*index)),
-            }
+            let held = decision.held_pairs(check).find(|(held, ..)| held == i);
+            pairs.change(keys, |pair| match held {
+                Some((.., units)) => pair.confirm(*index, units, *sent),
+                None => pair.make_free(*index),
+            });
             held.is_some()
         });
         drop(pairs);
