@@ -84,9 +84,7 @@ impl Holder {
             let of_pair = iter::once((&pair.key, &pair.policy));
             let keys = Arc::new(names.keys(check.namespace(), of_pair, Some(acquisition.holder)));
             let slot = slot(keys.slot());
-            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair);
-            // If it fails, nothing is sent.
-            let drawn = drawn.inspect_err(|_| numbers.forget())?;
+            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair)?;
             acquisition.numbers[i] = drawn;
             numbers.numbers.push((i, keys, drawn.0.index));
         }
@@ -115,7 +113,8 @@ impl Drop for Holder {
 }
 
 impl HeldNumbers {
-    /// Returns the outcome of the check, with the units that it holds. Numbers whose fate is unknown are released.
+    /// Returns the outcome of the check, with the units that it holds. If it is not known whether the check has run, its numbers are
+    /// released.
     pub(super) fn complete(
         mut self,
         check: &Check,
@@ -123,19 +122,18 @@ impl HeldNumbers {
     ) -> Result<Decision, BackendError> {
         let has_not_run = |error: &BackendError| {
             let reason = error.reason();
-            !error.was_asked()
-                || matches!(reason, Reason::DeadlineExceeded | Reason::Full | Reason::ForeignValue)
+            !error.was_asked() || reason == Reason::DeadlineExceeded || reason.is_of_one_check()
         };
-        let decision = outcome.inspect_err(|error| {
-            if has_not_run(error) {
-                self.forget();
-            }
-        })?;
+        let decision = match &outcome {
+            Ok(decision) => Some(decision),
+            Err(error) if has_not_run(error) => None,
+            Err(_) => return outcome,
+        };
         let Self { state, numbers, sent, deadline } = &mut self;
         *deadline = None;
         let mut pairs = state.pairs.lock();
         numbers.retain(|(i, keys, index)| {
-            let held = decision.held_pairs(check).find(|(held, ..)| held == i);
+            let held = decision.and_then(|decision| decision.held_pairs(check).find(|(held, ..)| held == i));
             pairs.change(keys, |pair| match held {
                 Some((.., units)) => pair.confirm(*index, units, *sent),
                 None => pair.make_free(*index),
@@ -144,23 +142,15 @@ impl HeldNumbers {
         });
         drop(pairs);
         if numbers.is_empty() {
-            return Ok(decision);
+            return outcome;
         }
         state.changed.notify_one();
-        Ok(decision.with_hold(Hold::from_units(move || self.was_interrupted())))
+        outcome.map(|decision| decision.with_hold(Hold::from_units(move || self.was_interrupted())))
     }
 
     fn was_interrupted(&self) -> bool {
         let pairs = self.state.pairs.lock();
         self.numbers.iter().any(|(_, keys, index)| pairs.was_interrupted(keys, *index))
-    }
-
-    /// Notes that the check holds nothing.
-    fn forget(&mut self) {
-        let mut pairs = self.state.pairs.lock();
-        for (_, keys, index) in self.numbers.drain(..) {
-            pairs.change(&keys, |pair| pair.make_free(index));
-        }
     }
 }
 
