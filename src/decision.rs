@@ -330,13 +330,10 @@ impl Decision {
     pub fn with_hold(self, hold: Hold) -> Self {
         let mut parts = match self.0 {
             Parts::Any(parts) => parts,
-            Parts::One(OneStatus { at_micros, status, store, source }) => {
-                let origin = match source {
-                    OneSource::Backend => Origin::Backend,
-                    OneSource::Lease => Origin::Lease,
-                };
-                let parts = AnyParts::new(origin, at_micros, [status].into_iter().collect(), [].into());
-                Arc::new(AnyParts { store, ..parts })
+            // No backend makes the decision of a lease.
+            Parts::One(OneStatus { at_micros, status, store, .. }) => {
+                let statuses = [status].into_iter().collect();
+                Arc::new(AnyParts { store, ..AnyParts::new(Origin::Backend, at_micros, statuses, [].into()) })
             }
         };
         if let Some(parts) = Arc::get_mut(&mut parts) {
