@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     backend::{Backend, BackendError},
-    check::{Check, Namespace, Pair, PairRef, Purpose, Refund},
+    check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
     policy::for_each_type,
@@ -153,8 +153,8 @@ impl MemoryBackend {
         self.0.evicted_units.load(Ordering::Relaxed)
     }
 
-    /// Decides a check of pairs of one key, without copies of them unless one is in flight. Returns `None` if there is no room for a record
-    /// or the key. Then nothing was charged.
+    /// Decides a check of pairs of one key, without copies of them. Returns `None` if there is no room for a record or the key, or if one is
+    /// in flight: what it holds needs a copy. Then nothing was charged.
     ///
     /// As a part of its caller, it would exceed what the compiler inlines: a check would take 80 instructions more.
     #[inline(never)]
@@ -164,29 +164,10 @@ impl MemoryBackend {
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        let decided = self.0.decide_key(namespace, pairs, purpose);
         if pairs.iter().any(|pair| pair.policy.properties().is_held) {
-            decided.map(|decision| self.with_hold(namespace, pairs, purpose, decision))
-        } else {
-            decided
+            return None;
         }
-    }
-
-    /// Returns a decision with the units that its check holds, if there are any.
-    #[inline(never)]
-    fn with_hold(
-        &self,
-        namespace: &Namespace,
-        pairs: &[PairRef<'_>],
-        purpose: Purpose,
-        decision: Decision,
-    ) -> Decision {
-        if !decision.is_admitted() || purpose == Purpose::Peek {
-            return decision;
-        }
-        let owned = pairs.iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), pair.cost));
-        let check = Check::from_valid_pairs(namespace.clone(), owned.collect()).with_purpose(purpose);
-        self.0.with_hold(&check, decision)
+        self.0.decide_key(namespace, pairs, purpose)
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
