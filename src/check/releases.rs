@@ -38,14 +38,9 @@ impl Drop for ReleaseListener {
 impl Namespace {
     /// Notes that units of a pair were released: wakes the first request that waits for them.
     pub(crate) fn released(&self, key: &PartitionKey, policy: &Policy) {
-        let awaited = self.awaited().lock();
-        if awaited.is_empty() {
-            return;
-        }
-        let notify = awaited.get(&PairKey::new(key, policy)).map(|(notify, _)| notify.clone());
-        drop(awaited);
-        if let Some(notify) = notify {
-            notify.notify_one();
+        // Usually no request waits.
+        if !self.awaited().lock().is_empty() {
+            ReleaseListener::new(self, key, policy).notify.notify_one();
         }
     }
 }
