@@ -18,7 +18,7 @@ use super::{
     RedisBackend,
     command::Command,
     error::{is_reply, unavailable},
-    holder::{HeldLists, HoldCall, SendCall},
+    holder::{HeldLists, HoldCall, Holder, SendCall},
     merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
@@ -130,7 +130,9 @@ impl RedisBackend {
 
     /// Returns what sends the calls of the holder, over connections of its own.
     fn call_sender(&self) -> SendCall {
-        let backend = self.with_own_connections();
+        // It holds no units.
+        let (topology, holder) = (self.topology.with_own_connections(), Arc::new(Holder::random()));
+        let backend = Self { topology, holder, ..self.clone() };
         Box::new(move |holder, call| Box::pin(backend.clone().change_held(holder, call)))
     }
 

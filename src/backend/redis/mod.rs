@@ -226,12 +226,6 @@ impl RedisBackend {
         self.holder.interrupted()
     }
 
-    /// Returns this backend with connections of its own, which holds no units.
-    fn with_own_connections(&self) -> Self {
-        let (topology, holder) = (self.topology.with_own_connections(), Arc::new(Holder::random()));
-        Self { topology, holder, ..self.clone() }
-    }
-
     fn new(topology: Topology, names: KeyNames, merger: Merger) -> Self {
         Self {
             is_cluster: Arc::new(topology.is_cluster().into()),
