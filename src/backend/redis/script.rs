@@ -361,12 +361,7 @@ impl Call {
         for key in self.keys.iter() {
             command.arg(key);
         }
-        command.arg(&self.pairs[..]);
-        if !self.changes.is_empty() {
-            command.arg(&self.changes).arg(self.at_micros);
-            return command;
-        }
-        command.arg(self.purpose);
+        command.arg(&self.pairs[..]).arg(&self.changes).arg(self.purpose);
         // The number of shadow pairs is after the purpose, then the units, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
