@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
 use crate::{
-    check::{Check, ReleaseListener, released},
+    check::{Check, Pair, ReleaseListener, released},
     decision::Wait,
     guard::until,
     learn::jittered,
@@ -27,7 +27,9 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
     let mut ticket = limiter.0.waiters.join(&check, end)?;
     ticket.turn(end).await?;
     // From here on, no release is missed.
-    let listeners = listeners(&check);
+    let held = check.pairs().iter().filter(|pair| !pair.is_shadow && pair.policy.properties().is_held);
+    let listener = |pair: &Pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy);
+    let listeners: Vec<ReleaseListener> = held.map(listener).collect();
     loop {
         let denied = match ask().await {
             Err(Rejection::Denied(denied)) => denied,
@@ -50,12 +52,6 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
         }
         ticket.asks();
     }
-}
-
-/// Returns what wakes the check when units of its policies in flight are released.
-fn listeners(check: &Check) -> Vec<ReleaseListener> {
-    let held = check.pairs().iter().filter(|pair| !pair.is_shadow && pair.policy.properties().is_held);
-    held.map(|pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy)).collect()
 }
 
 /// Returns when a check with this known wait asks again. If units may return at any time, it asks after half of the interval to the whole,
