@@ -95,6 +95,7 @@ impl Limiter {
     /// Learns from an answer without a delay of the response. Warns if not all of it was learned.
     pub(crate) fn learn_in_background(&self, admission: &Admission, stated: &Stated) {
         let (limiter, learning) = (self.clone(), self.learn(admission, stated));
+        let task = self.0.learner.as_ref().map(|learner| learner.tasks.subscribe());
         let mut learning = Box::pin(async move {
             let error = match learning.await {
                 Ok(learned) => learned.unmatched.first().map(|quota| {
@@ -106,18 +107,12 @@ impl Limiter {
             if let Some(error) = error {
                 limiter.0.events.not_learned(&error);
             }
+            drop(task);
         });
         // A backend that answers at once has learned now.
         let is_done = learning.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if !is_done
-            && let Ok(runtime) = Handle::try_current()
-            && let Some(learner) = &self.0.learner
-        {
-            let task = learner.tasks.subscribe();
-            runtime.spawn(async move {
-                learning.await;
-                drop(task);
-            });
+        if !is_done && let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(learning);
         }
     }
 }
