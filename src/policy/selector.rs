@@ -1,15 +1,16 @@
 //! Policies that are chosen for each request.
 
 #[cfg(feature = "calendar")]
-use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
+
+#[cfg(feature = "calendar")]
+use quick_cache::sync::Cache;
 
 #[cfg(feature = "calendar")]
 use super::{Anchor, Policy};
 use super::{Policies, PolicyTable};
 use crate::head::Head;
-#[cfg(feature = "calendar")]
-use crate::lock::Lock;
 
 /// The largest number of chosen anchors that are known.
 #[cfg(feature = "calendar")]
@@ -113,14 +114,11 @@ impl Policy {
         F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
     {
         // The policies of anchors that were chosen, so that their headers and boundaries are made once.
-        let known: Lock<HashMap<Anchor, Policies>> = Lock::default();
+        let known: Cache<Anchor, Policies> = Cache::new(MAX_ANCHORS);
         from_fn(move |head| {
             let Some(anchor) = anchor(head) else { return Some(self.clone().into()) };
-            let mut known = known.lock();
-            if known.len() >= MAX_ANCHORS && !known.contains_key(&anchor) {
-                known.clear();
-            }
-            Some(known.entry(anchor).or_insert_with(|| self.with_anchor(anchor).into()).clone())
+            let anchored = || Ok::<Policies, Infallible>(self.with_anchor(anchor).into());
+            known.get_or_insert_with(&anchor, anchored).ok()
         })
     }
 }
