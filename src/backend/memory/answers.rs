@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl MemoryState {
-    /// Decides the check of an answer: charges the difference if the answer is new and applies, and otherwise peeks.
+    /// Decides a check. That of an answer charges the difference if the answer is new and applies, and otherwise peeks.
     pub(super) fn learn(&self, check: &Check) -> Result<Decision, BackendError> {
         let (Purpose::LeaveAtMost { at_micros, holds_micros }, [pair]) = (check.purpose(), check.pairs())
         else {

@@ -171,10 +171,7 @@ impl MemoryBackend {
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        match check.purpose() {
-            Purpose::LeaveAtMost { .. } => self.0.learn(check),
-            _ => Ok(self.0.with_hold(check, self.0.decide(check)?)),
-        }
+        Ok(self.0.with_hold(check, self.0.learn(check)?))
     }
 
     #[cfg(feature = "test-util")]
