@@ -131,8 +131,7 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
         let remaining = u32::try_from(remaining).ok().filter(|units| *units < status.remaining())?;
         let holds_micros =
             quota.reset.map_or(u64::MAX, |reset| reset.as_micros().min(u64::MAX.into()) as u64);
-        let Pair { key, policy, .. } = check.pairs().get(i)?.clone();
-        let pair = Pair { is_shadow: false, ..Pair::new(key, policy, remaining) };
+        let pair = Pair { cost: remaining, is_shadow: false, ..check.pairs().get(i)?.clone() };
         let purpose = Purpose::LeaveAtMost { at_micros: decision.at_micros(), holds_micros };
         Some(check.with_pairs([pair].into()).with_purpose(purpose))
     });
