@@ -7,7 +7,6 @@ use smallvec::SmallVec;
 
 use super::{recent_tags::RecentTags, slot, tag::Tag};
 use crate::{
-    check::Pair,
     error::ConfigError,
     key::{HashSecret, PartitionKey, TooShort},
     policy::{Policy, Properties},
@@ -84,11 +83,6 @@ impl KeyNames {
         keys
     }
 
-    /// Adds the key of the newest answer of a pair. No pair has such a key: no window begins with this mark.
-    pub(super) fn push_answer(&self, keys: &mut Keys, namespace: &str, Pair { key, policy, .. }: &Pair) {
-        keys.push_marked(namespace, self.tag(key), b"~", policy);
-    }
-
     /// Returns the key of one pair.
     pub(super) fn key(&self, namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
         let keys = self.keys(namespace, [(partition, policy)].into_iter(), None);
@@ -148,7 +142,7 @@ impl Keys {
     }
 
     /// Adds the key of a pair with a mark in front of its window.
-    fn push_marked(&mut self, namespace: &str, tag: Tag, mark: &[u8], policy: &Policy) {
+    pub(super) fn push_marked(&mut self, namespace: &str, tag: Tag, mark: &[u8], policy: &Policy) {
         let Properties { bucket_micros, period_letter, redis, window_micros, .. } = policy.properties();
         self.push_tag(namespace, tag);
         self.text.extend_from_slice(mark);

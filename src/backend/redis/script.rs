@@ -273,7 +273,8 @@ impl Call {
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
         let mut keys = names.keys(check.namespace(), ordered, Some(acquisition.holder));
         if let (Purpose::LeaveAtMost { .. }, [pair]) = (check.purpose(), check.pairs()) {
-            names.push_answer(&mut keys, check.namespace(), pair);
+            // That of the newest answer. No pair has such a key: no window begins with this mark.
+            keys.push_marked(check.namespace(), names.tag(&pair.key), b"~", &pair.policy);
         }
         let shadows = check.pairs().iter().filter(|pair| pair.is_shadow);
         let shadow_pairs = shadows.map(|pair| 1 + usize::from(pair.policy.properties().is_held)).sum();
