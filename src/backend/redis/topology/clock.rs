@@ -29,10 +29,8 @@ impl ServerClock {
 
     /// Returns an estimate of the server's clock, in microseconds: that of this process while the clock is unknown.
     pub(crate) fn estimate(&self) -> u64 {
-        match self.lower_bound_at(Instant::now()) {
-            0 => micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
-            known => known,
-        }
+        let of_process = || micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        self.0.lock().map_or_else(of_process, |reading| reading.lower_bound_at(Instant::now()))
     }
 
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.
