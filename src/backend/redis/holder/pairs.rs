@@ -246,10 +246,8 @@ impl HeldPairs {
     /// Returns when the last of the releases is given up. `None` if there are none.
     pub(super) fn last_release_ends(&self) -> Option<Instant> {
         let last = |pair: &HeldPair| {
-            let is_release =
-                |index| pair.units.get(index).is_some_and(|unit| unit.state == UnitState::Releasing);
-            let (at, _) = pair.changing.iter().rfind(|(_, index)| is_release(index))?;
-            Some(*at + pair.hold_time())
+            let releases = pair.units.values().filter(|unit| unit.state == UnitState::Releasing);
+            releases.map(|unit| unit.at + pair.hold_time()).max()
         };
         self.pairs.values().filter_map(last).max()
     }
