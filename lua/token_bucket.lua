@@ -49,13 +49,12 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       used = used + cost * window
     end
   end
-  local remaining, next_after, reset_after = quota, 0, 0
+  local remaining, missing, reset_after = quota, 0, 0
   if used > 0 then
     local level = capacity - used
     if level < 0 then remaining = 0 else remaining = (level - level % window) / window end
     -- One more unit remains when so many parts have returned.
-    local missing = (remaining + 1) * window - level
-    next_after = at - now + (missing + -missing % parameter) / parameter
+    missing = (remaining + 1) * window - level
     reset_after = at - now + (used + -used % parameter) / parameter
   end
   if charges then
@@ -69,5 +68,5 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       receipt = pack(RECEIPT_FORMAT, generation, at, 0)
     end
   end
-  return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
+  return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, missing, reset_after) .. receipt .. others
 end

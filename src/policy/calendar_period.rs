@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use jiff::civil::DateTime;
 
-use super::properties::{GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, GivenFields, Properties, RedisProperties};
 use crate::{
     calendar::{ANCHOR_FORM, Anchor, Period, Zone},
     error::ConfigError,
@@ -17,7 +17,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund_windows: 1,
     // The letter of the period follows.
     key_letters: b"z",
-    joins_equal_checks: true,
+    equal_checks: EqualChecks::Remaining,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange"],
 };

@@ -1,6 +1,6 @@
 //! The fixed window: the charges of a calendar window.
 
-use super::properties::{GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -9,7 +9,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_calendar.lua", include_str!("../../lua/refund_calendar.lua")),
     refund_windows: 1,
     key_letters: b"qrtvwx",
-    joins_equal_checks: true,
+    equal_checks: EqualChecks::Remaining,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange"],
 };

@@ -1,7 +1,7 @@
 //! The gate: an instant until which it blocks.
 
 use super::{
-    properties::{GivenFields, Properties, RedisProperties},
+    properties::{EqualChecks, GivenFields, Properties, RedisProperties},
     rate::MAX_WINDOW,
 };
 use crate::error::ConfigError;
@@ -16,7 +16,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund_windows: 1,
     // All letters belong to other types.
     key_letters: b"-",
-    joins_equal_checks: false,
+    equal_checks: EqualChecks::Different,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set"],
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "serde")]
 pub(super) use super::length::serialize;
-use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 /// The largest quota.
@@ -19,7 +19,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund_windows: 1,
     key_letters: b"+",
     // Each check has a number of its own.
-    joins_equal_checks: false,
+    equal_checks: EqualChecks::Different,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange", "getrange"],
 };

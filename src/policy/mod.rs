@@ -41,7 +41,7 @@ pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
 use properties::GivenFields;
 #[cfg(feature = "redis")]
-pub(crate) use properties::RedisProperties;
+pub(crate) use properties::{EqualChecks, RedisProperties};
 pub(crate) use properties::{Expiry, Properties};
 pub(crate) use rate::MAX_WINDOW;
 pub use rate::Rate;

@@ -88,12 +88,24 @@ pub(crate) struct RedisProperties {
     /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. A type without a window
     /// has one letter. They state the type, so no other type has one of them. None of them is a digit or a capital letter.
     pub(crate) key_letters: &'static [u8],
-    /// Whether the statuses of equal checks differ in `remaining` alone, so that a merged call can decide them as one.
-    pub(crate) joins_equal_checks: bool,
+    pub(crate) equal_checks: EqualChecks,
     /// Returns the largest number of records of a pair, by quota, window and length of a bucket. Durations are in microseconds.
     pub(crate) max_records: fn(u64, u64, u64) -> u64,
     /// The commands that this type needs, and a sliding log does not. If the user may not call one, other types still work.
     pub(crate) optional_commands: &'static [&'static str],
+}
+
+/// How the statuses of equal checks differ that are admitted one after another at one instant. If they follow from that of the last one, a
+/// merged call can decide the checks as one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EqualChecks {
+    /// In `remaining` alone, by the cost.
+    Remaining,
+    /// In `remaining`, and in `reset_after` by the time in which the parts of the cost return. A script states the time until one more
+    /// unit remains in parts.
+    Parts,
+    /// They do not follow from each other.
+    Different,
 }
 
 /// The order in which charges leave the usage.

@@ -4,7 +4,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 #[cfg(feature = "serde")]
 pub(super) use super::length::serialize;
-use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 const MIN_PRECISION: Duration = Duration::from_millis(1);
@@ -16,7 +16,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_log.lua", include_str!("../../lua/refund_log.lua")),
     refund_windows: 1,
     key_letters: b"abcefg",
-    joins_equal_checks: true,
+    equal_checks: EqualChecks::Remaining,
     max_records: |_, window, precision| (window / precision.max(1)).saturating_add(3),
     optional_commands: &[],
 };

@@ -1,6 +1,6 @@
 //! The sliding counter: the charges of a calendar window, and a share of those of the window before it.
 
-use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -9,7 +9,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_calendar.lua", include_str!("../../lua/refund_calendar.lua")),
     refund_windows: 2,
     key_letters: b"jklnop",
-    joins_equal_checks: false,
+    equal_checks: EqualChecks::Different,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange"],
 };

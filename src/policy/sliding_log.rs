@@ -1,6 +1,6 @@
 //! The sliding log: each charge counts for one window from its own instant.
 
-use super::properties::{GivenFields, Properties, RedisProperties};
+use super::properties::{EqualChecks, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 /// The largest number of charges in a sliding log.
@@ -12,7 +12,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_log.lua", include_str!("../../lua/refund_log.lua")),
     refund_windows: 1,
     key_letters: b"dhmsiu",
-    joins_equal_checks: true,
+    equal_checks: EqualChecks::Remaining,
     max_records: |quota, _, _| quota,
     optional_commands: &[],
 };

@@ -4,7 +4,7 @@
 //! microseconds returns `Q / g` parts of `W / g` in each microsecond, where `g` is the greatest common divisor of `Q` and `W`.
 
 use super::{
-    properties::{Expiry, GivenFields, Properties, RedisProperties},
+    properties::{EqualChecks, Expiry, GivenFields, Properties, RedisProperties},
     rate::{MAX_WINDOW, Rate},
 };
 use crate::error::ConfigError;
@@ -18,7 +18,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_tokens.lua", include_str!("../../lua/refund_tokens.lua")),
     refund_windows: 1,
     key_letters: b"y",
-    joins_equal_checks: false,
+    equal_checks: EqualChecks::Parts,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set", "setrange"],
 };

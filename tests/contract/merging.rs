@@ -123,14 +123,14 @@ fn in_two_calls(checks: Vec<Check>) -> Vec<Check> {
 }
 
 /// Returns the order in which the checks of a batch are decided. The first is a call of its own. Of the others, equal ones follow
-/// the first of them, unless they have a sliding counter or a token bucket, or the sum of their costs is too large for the arguments of the script.
+/// the first of them, unless they have a sliding counter, or the sum of their costs is too large for the arguments of the script.
 fn execution_order(checks: &[Check]) -> Vec<usize> {
     let mut runs: Vec<Vec<usize>> = Vec::new();
     for (i, check) in checks.iter().enumerate().skip(1) {
         let of_check = runs.iter_mut().rev().find(|run| checks[run[0]] == *check);
         let has_room = |run: &Vec<usize>| {
             check.pairs().iter().all(|pair| {
-                !matches!(pair.policy.algorithm(), Algorithm::SlidingCounter | Algorithm::TokenBucket { .. })
+                !matches!(pair.policy.algorithm(), Algorithm::SlidingCounter)
                     && pair.cost.checked_mul(run.len() as u32 + 1).is_some()
             })
         };

@@ -26,10 +26,12 @@ use crate::{
 pub(super) mod acquisition;
 pub(super) mod hold;
 pub(super) mod merged;
+mod parts;
 mod periods;
 mod types;
 
 use acquisition::Acquisition;
+use parts::TokenParts;
 use periods::Periods;
 
 /// The deadline of a call without one: the script always runs.
@@ -527,7 +529,10 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
         verdict -= EARLIER_PERIOD;
         observe::earlier_period(&pair.policy);
     }
-    let (retry, next_after, reset_after) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let (retry, mut next_after, reset_after) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    if let Some(parts) = TokenParts::of_policy(&pair.policy) {
+        next_after = parts.next_after(remaining, next_after, reset_after);
+    }
     let retry_after = match verdict {
         0 => WaitMicros::ZERO,
         // A denial with a wait of zero would be an admission.

@@ -4,20 +4,17 @@ use std::collections::HashMap;
 
 use redis::{RedisResult, Value, parse_redis_value};
 
-use super::{Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, types};
-use crate::backend::redis::keys::Keys;
+use super::{
+    Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, parts::TokenParts, types,
+};
+use crate::{backend::redis::keys::Keys, policy::EqualChecks};
 
 pub(crate) mod server_time;
 
 /// The size of a pair in the arguments, in bytes.
 const PAIR_SIZE: usize = 20;
-/// The offset of the cost among the fields of a pair.
-const COST_OFFSET: usize = 4;
-/// The offset of `remaining` in a status.
-const REMAINING_OFFSET: usize = 9;
-
-/// The offset of the type and its parameter in the fields of a pair.
-const TYPE_OFFSET: usize = 14;
+/// The offset of the numbers in a status, after the clock reading and the verdict.
+const NUMBERS_OFFSET: usize = 9;
 /// What stands for the number of admitted checks.
 const FULL: u8 = 254;
 const ERROR: u8 = 255;
@@ -30,10 +27,17 @@ pub(crate) struct Merged {
 
 /// Equal checks: the same keys, policies and costs.
 struct Run {
-    /// The cost of each pair.
-    costs: Vec<u32>,
+    pairs: Vec<RunPair>,
     /// The indices of the checks in the order of their deadlines, which is that of their execution.
     checks: Vec<usize>,
+}
+
+/// A pair of equal checks.
+struct RunPair {
+    cost: u32,
+    /// Whether the statuses of equal checks follow from each other.
+    joins: bool,
+    parts: Option<TokenParts>,
 }
 
 /// The reply to each check of a merged call, as the check script would send it.
@@ -47,21 +51,19 @@ pub(crate) struct Replies {
 
 impl Merged {
     /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
-    /// set. Equal checks become one run, in the position of the first of them. Those with a sliding counter do not, because their
-    /// statuses differ in more than `remaining`.
+    /// set. Equal checks become one run, in the position of the first of them, unless their statuses do not follow from each
+    /// other.
     pub(crate) fn new(checks: &[&Call]) -> Self {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
         let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
         for (index, check) in checks.iter().enumerate() {
-            let joins = check.fields().chunks_exact(PAIR_SIZE).all(joins_equal_checks);
             let last_run = last_runs.entry((&check.keys, check.fields())).or_insert(runs.len());
-            match runs.get_mut(*last_run).filter(|run| joins && run.has_room()) {
+            match runs.get_mut(*last_run).filter(|run| run.has_room()) {
                 Some(run) => run.checks.push(index),
                 None => {
                     *last_run = runs.len();
-                    let cost = |pair: &[u8]| Fields(&pair[COST_OFFSET..]).u32().unwrap_or_default();
-                    let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
-                    runs.push(Run { costs, checks: vec![index] });
+                    let pairs = check.fields().chunks_exact(PAIR_SIZE).map(RunPair::from_fields).collect();
+                    runs.push(Run { pairs, checks: vec![index] });
                 }
             }
         }
@@ -118,16 +120,16 @@ impl Merged {
                     reply_to(decided, Err(error(fields.bytes(length)?)?))?;
                 }
                 _ => {
-                    let size = status_size * run.costs.len();
+                    let size = status_size * run.pairs.len();
                     let (admitted, denied) = decided.split_at_checked(admitted.into())?;
                     if !admitted.is_empty() {
                         // The statuses are those of the last one. Each check before it has seen one charge less.
                         let mut statuses = fields.bytes(size)?.to_vec();
                         for check in admitted.iter().rev() {
                             reply_to(&[*check], Ok(statuses.clone()))?;
-                            add_costs(&mut statuses, status_size, &run.costs);
+                            run.uncharge(&mut statuses, status_size);
                         }
-                        has_charged |= run.costs.iter().any(|cost| *cost > 0);
+                        has_charged |= run.pairs.iter().any(|pair| pair.cost > 0);
                     }
                     if !denied.is_empty() {
                         reply_to(denied, Ok(fields.bytes(size)?.to_vec()))?;
@@ -142,10 +144,45 @@ impl Merged {
 }
 
 impl Run {
-    /// Returns whether the costs of one more check fit into the arguments, in which a cost has 32 bits.
+    /// Returns whether one more check joins the run, and its costs fit into the arguments, in which a cost has 32 bits.
     fn has_room(&self) -> bool {
         let count = self.checks.len() as u32 + 1;
-        self.costs.iter().all(|cost| cost.checked_mul(count).is_some())
+        self.pairs.iter().all(|pair| pair.joins && pair.cost.checked_mul(count).is_some())
+    }
+
+    /// Changes the statuses of a check to those of the check before it.
+    fn uncharge(&self, statuses: &mut [u8], status_size: usize) {
+        for (status, pair) in statuses.chunks_exact_mut(status_size).zip(&self.pairs) {
+            pair.uncharge(status);
+        }
+    }
+}
+
+impl RunPair {
+    fn from_fields(pair: &[u8]) -> Self {
+        let mut fields = Fields(pair);
+        let [quota, cost] = [(); 2].map(|()| fields.u32().unwrap_or_default());
+        let [window, typed] = [(); 2].map(|()| fields.uint::<6>().unwrap_or_default());
+        let typed = types::parse(typed);
+        let joins = typed.is_some_and(|(redis_type, _)| redis_type.equal_checks != EqualChecks::Different);
+        let parts = typed
+            .and_then(|(redis_type, parameter)| TokenParts::of_type(redis_type, quota, window, parameter));
+        Self { cost, joins, parts }
+    }
+
+    /// Changes the status of a check to that of the check before it. A status that is too short stays.
+    fn uncharge(&self, status: &mut [u8]) -> Option<()> {
+        let (remaining, rest) = status.get_mut(NUMBERS_OFFSET..)?.split_first_chunk_mut()?;
+        let (_retry_after, rest) = rest.split_first_chunk_mut::<8>()?;
+        let (next_after, rest) = rest.split_first_chunk_mut()?;
+        let reset_after = rest.first_chunk_mut()?;
+        let of_last = u32::from_le_bytes(*remaining);
+        if let Some(parts) = &self.parts {
+            let [missing, reset] = [*next_after, *reset_after].map(u64::from_le_bytes);
+            *reset_after = parts.reset_before(of_last, missing, reset, self.cost).to_le_bytes();
+        }
+        *remaining = of_last.saturating_add(self.cost).to_le_bytes();
+        Some(())
     }
 }
 
@@ -164,21 +201,6 @@ impl Call {
     fn generation(&self) -> &[u8] {
         let start = self.pairs.len().saturating_sub(GENERATION_SIZE);
         self.pairs.get(start..).unwrap_or_default()
-    }
-}
-
-/// Returns whether the statuses of equal checks of a pair differ in `remaining` alone.
-fn joins_equal_checks(pair: &[u8]) -> bool {
-    let typed = Fields(&pair[TYPE_OFFSET..]).uint::<6>().and_then(types::parse);
-    typed.is_some_and(|(script_type, _)| script_type.joins_equal_checks)
-}
-
-/// Adds the cost of each pair to what remains of it.
-fn add_costs(statuses: &mut [u8], status_size: usize, costs: &[u32]) {
-    for (status, cost) in statuses.chunks_exact_mut(status_size).zip(costs) {
-        if let Some(remaining) = status.get_mut(REMAINING_OFFSET..).and_then(|rest| rest.first_chunk_mut()) {
-            *remaining = u32::from_le_bytes(*remaining).saturating_add(*cost).to_le_bytes();
-        }
     }
 }
 
