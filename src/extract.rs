@@ -22,7 +22,7 @@ use crate::{
 /// A handler has a decision in every case only if its layer [fails closed](crate::OutageRule::FailClosed) and exempts no request. Any
 /// other handler takes an `Option<Decision>`, which is `None` in these cases:
 ///
-/// - The request is exempt, or its route is outside of the layer.
+/// - The request is exempt, its route is outside of the layer, or the layer [omits decisions](crate::Builder::omit_decision).
 /// - In an outage, the layer [fails open](crate::OutageRule::FailOpen) or
 ///   [decides locally](crate::OutageRule::LocalFallback), because the store makes no decision.
 ///
@@ -42,7 +42,7 @@ pub struct NoDecision(Cause);
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 enum Cause {
     #[error(
-        "no rate limit layer has decided this request: it is exempt, or its route is outside of the layer; take an `Option<Decision>`, or add the layer to the route"
+        "no rate limit layer has left its decision on this request: it is exempt, its route is outside of the layer, or the layer omits decisions; take an `Option<Decision>`, or add the layer to the route without `.omit_decision()`"
     )]
     Undecided,
     #[error(

@@ -29,7 +29,7 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 ///
 /// | | in the request | in the response |
 /// | --- | --- | --- |
-/// | admitted by the store | [`Decision`](crate::Decision) | |
+/// | admitted by the store | [`Decision`](crate::Decision), unless [left out](crate::Builder::omit_decision) | |
 /// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
 /// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
 /// | rejected | | [`Rejection`], which contains the [`Decision`](crate::Decision) of a denial |
@@ -71,6 +71,8 @@ pub(crate) struct HttpOptions {
     pub(crate) reject: Option<RejectFn>,
     /// `None` for [`ProblemDetails`], whose responses to repeated denials are cached.
     pub(crate) answer: Option<Arc<dyn Answer>>,
+    /// Whether the decision of an admitted request is left out of its extensions.
+    pub(crate) omits_decision: bool,
 }
 
 /// [`Http`] for services that keep their body type, which must be `From<Bytes>`. See
@@ -175,6 +177,24 @@ impl Http {
         response
     }
 
+    fn admitted<B>(&self, request: &mut Request<B>, admission: &Admission) {
+        let extensions = request.extensions_mut();
+        match &admission.basis {
+            Basis::Store(_) if self.options.omits_decision => {}
+            Basis::Store(decision) => {
+                if let Some(outer) = extensions.insert(decision.clone()) {
+                    nested::compare(outer, decision, extensions);
+                }
+            }
+            Basis::Local(local) => drop(extensions.insert(local.clone())),
+            Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
+            Basis::Exempt => {}
+        }
+        if let Some(reservation) = admission.reservation() {
+            extensions.insert(reservation.clone());
+        }
+    }
+
     fn responded<B>(&self, response: &mut Response<B>, admission: Option<&Admission>) {
         let Some(admission) = admission else { return };
         if let (Some(reservation), Some(settle)) = (admission.reservation(), &self.options.settle)
@@ -202,23 +222,6 @@ fn or_uncounted(error: KeyError, is_shadow: bool) -> Result<Draft, KeyError> {
     }
 }
 
-fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
-    let extensions = request.extensions_mut();
-    match &admission.basis {
-        Basis::Store(decision) => {
-            if let Some(outer) = extensions.insert(decision.clone()) {
-                nested::compare(outer, decision, extensions);
-            }
-        }
-        Basis::Local(local) => drop(extensions.insert(local.clone())),
-        Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
-        Basis::Exempt => {}
-    }
-    if let Some(reservation) = admission.reservation() {
-        extensions.insert(reservation.clone());
-    }
-}
-
 /// Returns the route that axum has matched. A layer around the whole router runs before.
 #[cfg(feature = "axum")]
 fn matched_route<B>(request: &Request<B>) -> Option<&str> {
@@ -238,7 +241,7 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
-        admitted(request, admission);
+        self.admitted(request, admission);
     }
 
     fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {
@@ -264,7 +267,7 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
-        admitted(request, admission);
+        self.0.admitted(request, admission);
     }
 
     fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {

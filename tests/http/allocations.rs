@@ -5,7 +5,9 @@ use std::{convert::Infallible, future::ready, time::Duration};
 use allocation_counter::measure;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tower::{Layer, Service, service_fn};
-use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, RateLimitLayer, testing::ManualClock};
+use tower_sliding_window::{
+    Builder, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, testing::ManualClock,
+};
 
 use super::{MINUTE, SECOND, api_key, policy, probe::now};
 
@@ -19,9 +21,15 @@ fn request() -> Request<()> {
 /// Returns the allocations of a request of one policy beside the maps: the fewest of some requests, because some also enlarge the
 /// log. Each request is this long after the one before.
 fn allocations(quota: u32, interval: Duration) -> u64 {
+    fewest_allocations(quota, interval, |builder| builder) - of_maps()
+}
+
+/// Returns the fewest allocations of a request, with those of the maps.
+fn fewest_allocations(quota: u32, interval: Duration, configure: fn(Builder) -> Builder) -> u64 {
     let clock = ManualClock::new();
     let backend = MemoryBackend::new().with_clock(&clock);
-    let limits = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key()).build();
+    let builder = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key());
+    let limits = configure(builder).build();
     let inner = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
     let mut service = limits.unwrap().layer(inner);
     let counted = (0..REQUESTS).map(|_| {
@@ -29,7 +37,7 @@ fn allocations(quota: u32, interval: Duration) -> u64 {
         let request = request();
         measure(|| drop(now(service.call(request)))).count_total
     });
-    counted.min().unwrap() - of_maps()
+    counted.min().unwrap()
 }
 
 /// Returns the allocations of the maps of an extension and two fields whose values are not copied.
@@ -49,6 +57,14 @@ fn of_maps() -> u64 {
 #[test]
 fn admitted_request_allocates_once() {
     assert_eq!(allocations(1_000_000, Duration::ZERO), 1);
+}
+
+/// The map of the extensions, its table, and the decision.
+#[test]
+fn omitted_decision_saves_three_allocations() {
+    let [usual, omitted] = [|builder| builder, Builder::omit_decision]
+        .map(|configure: fn(Builder) -> Builder| fewest_allocations(1_000_000, Duration::ZERO, configure));
+    assert_eq!(usual - omitted, 3);
 }
 
 /// Two values, the body and a copy of the response for the other denials of the second.

@@ -2,7 +2,7 @@
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, to_bytes},
     middleware::{Next, from_fn},
     routing::get,
 };
@@ -54,6 +54,39 @@ async fn inner_middleware_copies_decision_to_response() {
     assert!(decision.is_admitted());
     assert_eq!((decision.statuses()[0].policy().name(), decision.statuses()[0].remaining()), ("two", 1));
     assert!(response.extensions().get::<Rejection>().is_none());
+}
+
+#[tokio::test]
+async fn omitted_decision_changes_header_fields_and_rejections_in_nothing() {
+    async fn has_decision(request: Request<Body>) -> String {
+        format!("{}", request.extensions().get::<Decision>().is_some())
+    }
+    let layer = |omits: bool| {
+        let builder = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()));
+        let builder = builder.policy(policy("two", 2, MINUTE)).key(api_key());
+        if omits { builder.omit_decision() } else { builder }.build().unwrap()
+    };
+    let [usual, omitting] =
+        [false, true].map(|omits| Router::new().route("/", get(has_decision)).layer(layer(omits)));
+    for admitted in [true, true, false] {
+        let [usual, omitting] = [send(&usual, Some("alice")).await, send(&omitting, Some("alice")).await];
+        assert_eq!((usual.status(), usual.status() == 200), (omitting.status(), admitted));
+        let [headers, expected] = [&omitting, &usual].map(|response| {
+            let mut headers = response.headers().clone();
+            headers.remove("content-length");
+            headers
+        });
+        assert_eq!(headers, expected);
+        let has_rejection = |response: &Response<Body>| response.extensions().get::<Rejection>().is_some();
+        assert_eq!((has_rejection(&usual), has_rejection(&omitting)), (!admitted, !admitted));
+        if admitted {
+            let [usual, omitting] = [usual, omitting].map(|response| to_bytes(response.into_body(), 100));
+            assert_eq!(
+                (&usual.await.unwrap()[..], &omitting.await.unwrap()[..]),
+                (&b"true"[..], &b"false"[..])
+            );
+        }
+    }
 }
 
 #[tokio::test]
