@@ -166,6 +166,10 @@ fn with_included(file: &str, clock: &str) -> String {
 
 /// Returns a line once, or once for each type if it has the name of a type's field.
 fn for_each_type(line: &str) -> Vec<String> {
+    // Few lines have one, and a search for each name and type would be most of the time to start.
+    if !["TYPE_", "REFUND_"].iter().any(|start| line.contains(start)) {
+        return vec![line.to_owned()];
+    }
     let mut lines = Vec::new();
     for RedisProperties { number, script: (script, _), refund: (refund, _), refund_windows, .. } in
         REDIS_TYPES
