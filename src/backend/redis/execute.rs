@@ -325,7 +325,7 @@ impl RedisBackend {
             let text = "the runtime of a merged call has shut down";
             return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));
         };
-        *call = merged.call;
+        *call = *merged.call;
         if let Some(report) = merged.report {
             pass.give_report(report);
         }

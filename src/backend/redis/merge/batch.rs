@@ -49,9 +49,15 @@ struct BatchState {
 /// Checks whose callers wait.
 #[derive(Default)]
 pub(super) struct Checks {
-    pub(super) waiting: Vec<(Call, Caller)>,
+    pub(super) waiting: Vec<WaitingCheck>,
     /// The right to report the outcome of the call.
     pub(super) report: Option<CallReport>,
+}
+
+pub(super) struct WaitingCheck {
+    pub(super) call: Box<Call>,
+    pub(super) time: CheckTime,
+    pub(super) caller: Caller,
 }
 
 pub(super) type Caller = oneshot::Sender<MergedReply>;
@@ -60,7 +66,7 @@ pub(super) type Caller = oneshot::Sender<MergedReply>;
 pub(crate) struct MergedReply {
     /// The reply to its check, or `None` if nothing was sent.
     pub(crate) reply: Option<RedisResult<Value>>,
-    pub(crate) call: Call,
+    pub(crate) call: Box<Call>,
     /// The right to report the outcome, if the call has not reported it.
     pub(crate) report: Option<CallReport>,
 }
@@ -91,7 +97,7 @@ impl Batch {
         let mut state = self.0.lock();
         state.is_written = true;
         let mut checks = mem::take(&mut state.checks);
-        checks.waiting.retain(|(_, caller)| !caller.is_closed());
+        checks.waiting.retain(|check| !check.caller.is_closed());
         checks
     }
 
@@ -115,13 +121,15 @@ impl PendingReply {
     /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
     pub(super) fn join(batch: &Arc<Batch>, call: Call, time: CheckTime, pass: &mut Pass) -> (Self, bool) {
         let (caller, reply) = oneshot::channel();
+        // Boxed, because it is moved several times.
+        let check = WaitingCheck { call: Box::new(call), time, caller };
         let mut state = batch.0.lock();
         let report = pass.take_report();
         state.end_of_wait = state.end_of_wait.max(pass.deadline);
         state.time.add(time);
         let checks = &mut state.checks;
         checks.report = checks.report.take().or(report);
-        checks.waiting.push((call, caller));
+        checks.waiting.push(check);
         let is_full = checks.waiting.len() >= MAX_CHECKS;
         drop(state);
         (Self { batch: batch.clone(), reply }, is_full)

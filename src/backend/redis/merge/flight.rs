@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    batch::{Batch, Caller, Checks, MergedReply, PendingReply},
+    batch::{Batch, Caller, Checks, MergedReply, PendingReply, WaitingCheck},
     groups::{BatchGroups, GroupKey, Merger},
 };
 use crate::{
@@ -109,7 +109,9 @@ impl Flight {
         let replies = match &mut checks.waiting[..] {
             [] => return,
             // The reply is the one that the check waits for.
-            [(call, caller)] => self.send_one(call, caller, &mut checks.report, unwritten).await,
+            [WaitingCheck { call, caller, .. }] => {
+                self.send_one(call, caller, &mut checks.report, unwritten).await
+            }
             _ => self.send_all(&mut checks, unwritten).await,
         };
         self.batch.end();
@@ -135,10 +137,12 @@ impl Flight {
         checks: &mut Checks,
         unwritten: Unwritten<'_>,
     ) -> Option<Vec<RedisResult<Value>>> {
-        let mut merged = Merged::new(&checks.waiting.iter().map(|(call, _)| call).collect::<Vec<_>>());
+        let mut merged = Merged::new(
+            &checks.waiting.iter().map(|check| (&*check.call, check.time.identity())).collect::<Vec<_>>(),
+        );
         let all_gone = async {
-            for (_, caller) in &mut checks.waiting {
-                caller.closed().await;
+            for check in &mut checks.waiting {
+                check.caller.closed().await;
             }
         };
         let command = Command::Script(&self.scripts.merged, &mut merged.call);
@@ -232,7 +236,7 @@ impl Drop for Unwritten<'_> {
 /// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
 fn deliver(checks: Checks, replies: impl IntoIterator<Item = Option<RedisResult<Value>>>) {
     let Checks { waiting, mut report } = checks;
-    for ((call, caller), reply) in waiting.into_iter().zip(replies) {
+    for (WaitingCheck { call, caller, .. }, reply) in waiting.into_iter().zip(replies) {
         let merged = MergedReply { reply, call, report: report.take() };
         report = caller.send(merged).err().and_then(|merged| merged.report);
     }

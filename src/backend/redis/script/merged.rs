@@ -1,13 +1,11 @@
 //! A merged call: several checks in one call of the merged script. `lua/README.md` is the contract.
 
-use std::collections::HashMap;
-
-use redis::{RedisResult, Value, parse_redis_value};
+use redis::{RedisError, RedisResult, Value, parse_redis_value};
 
 use super::{
     Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, parts::TokenParts, types,
 };
-use crate::{backend::redis::keys::Keys, policy::EqualChecks};
+use crate::policy::EqualChecks;
 
 pub(crate) mod server_time;
 
@@ -27,6 +25,8 @@ pub(crate) struct Merged {
 
 /// Equal checks: the same keys, policies and costs.
 struct Run {
+    /// That of its checks.
+    identity: u64,
     pairs: Vec<RunPair>,
     /// The indices of the checks in the order of their deadlines, which is that of their execution.
     checks: Vec<usize>,
@@ -51,38 +51,39 @@ pub(crate) struct Replies {
 
 impl Merged {
     /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
-    /// set. Equal checks become one run, in the position of the first of them, unless their statuses do not follow from each
-    /// other.
-    pub(crate) fn new(checks: &[&Call]) -> Self {
+    /// set. Equal checks have the same number; others may have it, too. Equal checks become one run, in the position of the first of
+    /// them, unless their statuses do not follow from each other.
+    pub(crate) fn new(checks: &[(&Call, u64)]) -> Self {
+        let call_of = |index: &usize| checks.get(*index).map(|(call, _)| *call);
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
-        let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
-        for (index, check) in checks.iter().enumerate() {
-            let last_run = last_runs.entry((&check.keys, check.fields())).or_insert(runs.len());
-            match runs.get_mut(*last_run).filter(|run| run.has_room()) {
+        for (index, (check, identity)) in checks.iter().enumerate() {
+            let is_equal = |run: &&mut Run| {
+                run.identity == *identity
+                    && run.checks.first().and_then(call_of).is_some_and(|call| call.is_equal(check))
+            };
+            match runs.iter_mut().rev().find(is_equal).filter(|run| run.has_room()) {
                 Some(run) => run.checks.push(index),
                 None => {
-                    *last_run = runs.len();
                     let pairs = check.fields().chunks_exact(PAIR_SIZE).map(RunPair::from_fields).collect();
-                    runs.push(Run { pairs, checks: vec![index] });
+                    runs.push(Run { identity: *identity, pairs, checks: vec![index] });
                 }
             }
         }
-        let first = checks.first();
+        let first = call_of(&0);
         let mut call = Call {
             purpose: first.and_then(|check| check.purpose),
             at_micros: first.and_then(|check| check.at_micros),
             ..Call::default()
         };
-        let check = |index: &usize| checks.get(*index).copied();
         for run in &mut runs {
-            run.checks.sort_by_key(|index| check(index).map(Call::deadline));
+            run.checks.sort_by_key(|index| call_of(index).map(Call::deadline));
             // A check whose deadline is exceeded may be sent again, with its generation. Deadlines are in ascending order, so the
             // generation of the last check is in no other call if a check of the run is decided.
-            let Some(last) = run.checks.last().and_then(check) else { continue };
+            let Some(last) = run.checks.last().and_then(call_of) else { continue };
             call.keys.append(&last.keys);
             // Each is at most 64.
             call.pairs.extend([last.keys.len() as u8, run.checks.len() as u8]);
-            let deadlines = run.checks.iter().filter_map(check).map(Call::deadline);
+            let deadlines = run.checks.iter().filter_map(call_of).map(Call::deadline);
             call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));
             call.pairs.extend_from_slice(last.fields());
             call.pairs.extend_from_slice(last.generation());
@@ -100,19 +101,19 @@ impl Merged {
         let (mut has_decided, mut has_charged) = (false, false);
         let mut fields = Fields(rest);
         for run in &self.runs {
-            let mut reply_to = |checks: &[usize], reply: RedisResult<Vec<u8>>| {
-                let reply = reply.map(Value::BulkString);
+            let mut reply_to = |checks: &[usize], reply: RedisResult<&[u8]>| {
                 for check in checks {
-                    *of_checks.get_mut(*check)? = Some(reply.clone());
+                    let reply = reply.as_ref().map(|bytes| Value::BulkString(bytes.to_vec()));
+                    *of_checks.get_mut(*check)? = Some(reply.map_err(RedisError::clone));
                 }
                 Some(())
             };
             let (exceeded, admitted) = (fields.u8()?, fields.u8()?);
             let (exceeded, decided) = run.checks.split_at_checked(exceeded.into())?;
-            reply_to(exceeded, Ok(clock.to_vec()))?;
+            reply_to(exceeded, Ok(clock))?;
             match admitted {
                 FULL => {
-                    reply_to(decided, Ok(b"full".to_vec()))?;
+                    reply_to(decided, Ok(b"full"))?;
                     has_decided = true;
                 }
                 ERROR => {
@@ -126,13 +127,13 @@ impl Merged {
                         // The statuses are those of the last one. Each check before it has seen one charge less.
                         let mut statuses = fields.bytes(size)?.to_vec();
                         for check in admitted.iter().rev() {
-                            reply_to(&[*check], Ok(statuses.clone()))?;
+                            reply_to(&[*check], Ok(&statuses))?;
                             run.uncharge(&mut statuses, status_size);
                         }
                         has_charged |= run.pairs.iter().any(|pair| pair.cost > 0);
                     }
                     if !denied.is_empty() {
-                        reply_to(denied, Ok(fields.bytes(size)?.to_vec()))?;
+                        reply_to(denied, Ok(fields.bytes(size)?))?;
                     }
                     has_decided |= !decided.is_empty();
                 }
@@ -193,6 +194,11 @@ impl Call {
         self.pairs.get(NO_DEADLINE.len()..end).unwrap_or_default()
     }
 
+    /// Returns whether another check has the same keys, policies and costs.
+    fn is_equal(&self, other: &Self) -> bool {
+        self.keys == other.keys && self.fields() == other.fields()
+    }
+
     /// Returns the deadline of a check, in microseconds of the server's clock.
     fn deadline(&self) -> u64 {
         Fields(&self.pairs).u64().unwrap_or_default()
@@ -205,7 +211,7 @@ impl Call {
 }
 
 /// Returns the error of one check. Its text is that of an error reply.
-fn error(text: &[u8]) -> Option<redis::RedisError> {
+fn error(text: &[u8]) -> Option<RedisError> {
     let line: Vec<u8> = text.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }).collect();
     parse_redis_value(&[b"-", &line[..], b"\r\n"].concat()).ok()?.extract_error().err()
 }
@@ -233,7 +239,7 @@ mod tests {
         for (call, deadline) in calls.iter_mut().zip([200, 300, 100]) {
             call.set_deadline(deadline);
         }
-        let merged = Merged::new(&calls.each_ref());
+        let merged = Merged::new(&calls.each_ref().map(|call| (call, 7)));
         assert_eq!(merged.runs.iter().map(|run| run.checks.clone()).collect::<Vec<_>>(), [[2, 0, 1]]);
         assert_eq!(merged.call.generation(), calls[1].generation());
     }

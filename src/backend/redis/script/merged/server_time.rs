@@ -19,7 +19,7 @@ const MAX_DECISIONS: u64 = 3;
 /// What a check adds to a merged call.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckTime {
-    /// Equal checks have the same number.
+    /// Equal checks have the same number. Others may have it, too.
     identity: u64,
     /// The longest time of a decision, in microseconds.
     micros: u64,
@@ -38,6 +38,10 @@ impl CheckTime {
         let identity = BuildHasherDefault::<DefaultHasher>::new().hash_one((&check.keys, check.fields()));
         let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
         Self { identity, micros }
+    }
+
+    pub(crate) fn identity(&self) -> u64 {
+        self.identity
     }
 }
 
