@@ -82,7 +82,7 @@ impl RedisBackend {
             !matches!(check.purpose(), Purpose::Peek | Purpose::Overage | Purpose::LeaveAtMost { .. });
         // A peek after the deadline does no harm.
         let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
-        let slot = in_group(call.slot());
+        let slot = if needs_slots { call.slot() } else { 0 };
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);

@@ -27,6 +27,7 @@ mod execute;
 mod holder;
 mod keys;
 mod merge;
+mod mix_hasher;
 mod patience;
 mod problem;
 mod recent_tags;

@@ -3,9 +3,9 @@
 //! A client usually sends several requests, and a hash in software takes longer than all other work for the name of a key. The number
 //! of positions is fixed: the memory is bounded, and no key needs to be removed.
 
-use std::sync::Mutex;
+use std::{hash::Hasher, sync::Mutex};
 
-use super::tag::Tag;
+use super::{mix_hasher::MixHasher, tag::Tag};
 use crate::key::PartitionKey;
 
 /// The number of positions.
@@ -41,15 +41,9 @@ impl RecentTags {
 
 /// Returns the position of a key. A client that chooses keys of one position gains nothing: they are hashed.
 fn index(key: &[u8]) -> usize {
-    // The two halves of a product together depend on all bits of its factors.
-    let mix = |hash: u64, word: u64| {
-        let product = u128::from(hash ^ word) * 0x9e37_79b9_7f4a_7c15;
-        product as u64 ^ (product >> 64) as u64
-    };
-    let (words, rest) = key.as_chunks::<8>();
-    let hash = words.iter().fold(0, |hash, word| mix(hash, u64::from_le_bytes(*word)));
-    let hash = rest.iter().fold(hash, |hash, byte| mix(hash, u64::from(*byte)));
-    hash as usize % POSITIONS
+    let mut hasher = MixHasher::default();
+    hasher.write(key);
+    hasher.finish() as usize % POSITIONS
 }
 
 #[cfg(test)]

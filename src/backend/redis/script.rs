@@ -18,7 +18,7 @@ use crate::{
         tokens::{TokenOutcome, TokenPair, TokenSettlement},
     },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
-    decision::{Decision, PartialSource, Standing, Status, WaitMicros},
+    decision::{Decision, PartialSource, Standing, Status, Statuses, WaitMicros},
     observe,
     policy::{Policy, REDIS_TYPES, RedisProperties},
 };
@@ -437,13 +437,14 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     let (count, mut at_micros) = (check.pairs().len(), 0);
     // The usual case: a status for each pair, in the order of the check.
     if check.purpose() == Purpose::Charge && check.pairs().iter().all(|pair| !pair.is_shadow) {
-        let mut statuses = Vec::with_capacity(count);
+        let mut statuses = Statuses::with_capacity(count);
         for pair in check.pairs() {
             skip_acquisition(pair, &mut fields, 0).ok_or_else(broken)?;
             at_micros = fields.u64().ok_or_else(broken)?;
             statuses.push(status(pair, &mut fields).flatten().ok_or_else(broken)?);
         }
-        return if fields.0.is_empty() { Ok(Decision::new(at_micros, statuses)) } else { Err(broken()) };
+        let decided = || Decision::from_statuses(at_micros, statuses, Vec::new());
+        return fields.0.is_empty().then(decided).ok_or_else(broken);
     }
     let taken = if let Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. } = check.purpose() {
         let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;

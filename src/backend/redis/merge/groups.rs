@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{Hash, Hasher},
+    hash::{BuildHasherDefault, Hash, Hasher},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -13,7 +13,10 @@ use tokio::runtime::{self, Handle};
 
 use super::batch::Batch;
 use crate::{
-    backend::redis::topology::{Connection, ServerState},
+    backend::redis::{
+        mix_hasher::MixHasher,
+        topology::{Connection, ServerState},
+    },
     check::{Check, Namespace, Purpose},
     lock::Lock,
 };
@@ -61,7 +64,7 @@ pub(super) struct BatchGroups {
     in_flight: Box<[AtomicUsize]>,
     /// The number of the next connection.
     next_number: AtomicUsize,
-    pub(super) open: Lock<HashMap<GroupKey, Arc<Batch>>>,
+    pub(super) open: Lock<HashMap<GroupKey, Arc<Batch>, BuildHasherDefault<MixHasher>>>,
 }
 
 /// What checks must have in common to share a call.

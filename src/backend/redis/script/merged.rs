@@ -83,8 +83,9 @@ impl Merged {
             call.keys.append(&last.keys);
             // Each is at most 64.
             call.pairs.extend([last.keys.len() as u8, run.checks.len() as u8]);
-            let deadlines = run.checks.iter().filter_map(call_of).map(Call::deadline);
-            call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));
+            for check in run.checks.iter().filter_map(call_of) {
+                call.pairs.extend_from_slice(&check.deadline().to_le_bytes());
+            }
             call.pairs.extend_from_slice(last.fields());
             call.pairs.extend_from_slice(last.generation());
         }

@@ -1,9 +1,12 @@
 //! The longest time that a merged call may take on the server. `lua/README.md` has the measurements.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::hash::{BuildHasher, BuildHasherDefault};
 
 use super::PAIR_SIZE;
-use crate::backend::redis::script::{Call, Fields, types};
+use crate::backend::redis::{
+    mix_hasher::MixHasher,
+    script::{Call, Fields, types},
+};
 
 /// The longest time of a merged call, in microseconds.
 const MAX_MICROS: u64 = 2_000;
@@ -35,7 +38,7 @@ pub(crate) struct CallTime {
 
 impl CheckTime {
     pub(crate) fn from_call(check: &Call) -> Self {
-        let identity = BuildHasherDefault::<DefaultHasher>::new().hash_one((&check.keys, check.fields()));
+        let identity = BuildHasherDefault::<MixHasher>::new().hash_one((&check.keys, check.fields()));
         let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
         Self { identity, micros }
     }
