@@ -52,3 +52,55 @@ impl TokenParts {
         parts.div_ceil(self.returned)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns `remaining`, the missing parts and the time in which all parts return, as the script does.
+    fn status(TokenParts { quota, of_unit, returned }: &TokenParts, used: u64) -> (u32, u64, u64) {
+        let capacity = u64::from(*quota) * of_unit;
+        let remaining = capacity.saturating_sub(used) / of_unit;
+        let missing = if used == 0 { 0 } else { (remaining + 1) * of_unit + used - capacity };
+        (remaining as u32, missing, used.div_ceil(*returned))
+    }
+
+    #[test]
+    fn times_follow_from_remaining_and_missing_parts() {
+        for (quota, of_unit, returned) in
+            [(1, 1, 1), (10, 7, 3), (100, 10_000, 1), (5, 3, 7), (9, 1_000_000, 7)]
+        {
+            let parts = TokenParts { quota, of_unit, returned };
+            let capacity = u64::from(quota) * of_unit;
+            // An overage, too.
+            let usages = [0, 1, of_unit - 1, of_unit, of_unit + 1, capacity / 2, capacity - 1, capacity];
+            for used in usages.into_iter().chain([capacity + 1, 2 * capacity]) {
+                let (remaining, missing, reset_after) = status(&parts, used);
+                // The clock is behind the last charge by this.
+                for behind in [0, 9] {
+                    let next_after = parts.next_after(remaining, missing, reset_after + behind);
+                    assert_eq!(next_after, behind + missing.div_ceil(returned), "{quota} {of_unit} {used}");
+                    for cost in 0..=3 {
+                        let Some(before) = used.checked_sub(u64::from(cost) * of_unit) else { continue };
+                        let reset = parts.reset_before(remaining, missing, reset_after + behind, cost);
+                        assert_eq!(
+                            reset,
+                            behind + before.div_ceil(returned),
+                            "{quota} {of_unit} {used} {cost}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn broken_status_causes_no_panic() {
+        let parts = TokenParts { quota: u32::MAX, of_unit: 1 << 44, returned: 1 };
+        for (remaining, number) in [(0, u64::MAX), (u32::MAX, 0), (u32::MAX, u64::MAX), (7, 1 << 63)] {
+            parts.next_after(remaining, number, number);
+            parts.reset_before(remaining, number, number, u32::MAX);
+            parts.reset_before(remaining, number, 0, u32::MAX);
+        }
+    }
+}
