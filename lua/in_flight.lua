@@ -28,6 +28,9 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if is_alone and own and own > 0 then
     local keep_newer = INCLUDE 'keep_newer.lua'
     own, kept = keep_newer(numbers, number, call, parse)
+  elseif own and i < #keys then
+    -- A foreign value is an error before the pairs after this one are charged.
+    call('GETRANGE', numbers, '0', '0')
   end
   if own then held = held + own end
   -- What is used beyond the quota is not held.

@@ -19,10 +19,10 @@ use crate::{
 /// The rejection of the [`Decision`] extractor: the request has no decision of the store. It answers 500 with a problem details
 /// body, and logs a warning that names the cause, at most once per minute and cause.
 ///
-/// A handler has a decision in every case only if its layer [fails closed](crate::OutageRule::FailClosed) and exempts no request. Any
-/// other handler takes an `Option<Decision>`, which is `None` in these cases:
+/// A handler has a decision in every case only if its layer [fails closed](crate::OutageRule::FailClosed), exempts no request,
+/// and does not [omit decisions](crate::Builder::omit_decision). Any other handler takes an `Option<Decision>`, which is `None` in these cases:
 ///
-/// - The request is exempt, its route is outside of the layer, or the layer [omits decisions](crate::Builder::omit_decision).
+/// - The request is exempt, its route is outside of the layer, or the layer omits decisions.
 /// - In an outage, the layer [fails open](crate::OutageRule::FailOpen) or
 ///   [decides locally](crate::OutageRule::LocalFallback), because the store makes no decision.
 ///

@@ -147,7 +147,7 @@ impl Limiter {
     }
 
     /// Decides the usual draft as [`decide`](Self::decide) does, if the limiter has no region, and the backend is a memory with room for
-    /// the key. Otherwise returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
+    /// the key and no policy in flight. Otherwise returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
     #[inline]
     pub(super) fn decide_key_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
         let Part { key, costs, is_shadow, .. } = draft.usual_part()?;

@@ -114,7 +114,7 @@ impl Policy {
         F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
     {
         // The policies of anchors that were chosen, so that their headers and boundaries are made once.
-        let known: Cache<Anchor, Policies> = Cache::new(MAX_ANCHORS);
+        let known: Cache<Anchor, Policies> = Cache::new(2 * MAX_ANCHORS);
         from_fn(move |head| {
             let Some(anchor) = anchor(head) else { return Some(self.clone().into()) };
             let anchored = || Ok::<Policies, Infallible>(self.with_anchor(anchor).into());

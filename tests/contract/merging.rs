@@ -108,12 +108,13 @@ fn longest_micros(check: &Check) -> u64 {
 }
 
 /// Drops the checks that do not fit into one call, which takes at most 2 ms of the server. The first is a call of its own. The script
-/// decides equal checks once, or up to three times.
+/// decides a run of equal checks once, or up to three times.
 fn in_two_calls(checks: Vec<Check>) -> Vec<Check> {
     let (mut kept, mut micros): (Vec<Check>, u64) = (Vec::new(), 0);
     for (i, check) in checks.into_iter().enumerate() {
         let equal = kept.iter().skip(1).filter(|other| **other == check).count();
-        let more = [1, 2].get(equal).map_or(0, |decisions| decisions * longest_micros(&check));
+        let more =
+            [1, 2].get(equal % most_in_run(&check)).map_or(0, |decisions| decisions * longest_micros(&check));
         if i == 0 || micros + more <= 2_000 {
             micros += if i == 0 { 0 } else { more };
             kept.push(check);
@@ -122,18 +123,23 @@ fn in_two_calls(checks: Vec<Check>) -> Vec<Check> {
     kept
 }
 
+/// Returns the most of equal checks in one run: one with a sliding counter, and otherwise as many as the arguments of the script have
+/// room for the sum of their costs.
+fn most_in_run(check: &Check) -> usize {
+    let of_pair = |pair: &Pair| match pair.policy.algorithm() {
+        Algorithm::SlidingCounter => 1,
+        _ => u32::MAX.checked_div(pair.cost).unwrap_or(u32::MAX),
+    };
+    check.pairs().iter().map(of_pair).min().unwrap() as usize
+}
+
 /// Returns the order in which the checks of a batch are decided. The first is a call of its own. Of the others, equal ones follow
 /// the first of them, unless they have a sliding counter, or the sum of their costs is too large for the arguments of the script.
 fn execution_order(checks: &[Check]) -> Vec<usize> {
     let mut runs: Vec<Vec<usize>> = Vec::new();
     for (i, check) in checks.iter().enumerate().skip(1) {
         let of_check = runs.iter_mut().rev().find(|run| checks[run[0]] == *check);
-        let has_room = |run: &Vec<usize>| {
-            check.pairs().iter().all(|pair| {
-                !matches!(pair.policy.algorithm(), Algorithm::SlidingCounter)
-                    && pair.cost.checked_mul(run.len() as u32 + 1).is_some()
-            })
-        };
+        let has_room = |run: &Vec<usize>| run.len() < most_in_run(check);
         match of_check.filter(|run| has_room(run)) {
             Some(run) => run.push(i),
             None => runs.push(vec![i]),

@@ -57,7 +57,7 @@ async fn inner_middleware_copies_decision_to_response() {
 }
 
 #[tokio::test]
-async fn omitted_decision_changes_header_fields_and_rejections_in_nothing() {
+async fn omitted_decision_changes_no_field_and_no_rejection() {
     async fn has_decision(request: Request<Body>) -> String {
         format!("{}", request.extensions().get::<Decision>().is_some())
     }

@@ -285,9 +285,9 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoChargeAfterDeadline",
         changes: &[(
             MERGED,
-            "call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));",
-            "let deadlines = deadlines.map(|deadline| if PLANTED { u64::MAX } else { deadline });
-             call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));",
+            "call.pairs.extend_from_slice(&check.deadline().to_le_bytes());",
+            "let deadline = if PLANTED { u64::MAX } else { check.deadline() };
+             call.pairs.extend_from_slice(&deadline.to_le_bytes());",
         )],
     },
     Bug {

@@ -94,7 +94,7 @@ impl RedisBackendBuilder {
     ///
     /// A merged call decides up to 64 checks, one after another, as separate calls would. If their policies can store many records, there
     /// are fewer, so that no call takes longer than 2 ms of the server. Equal checks, which have the same keys,
-    /// policies and costs, are charged at once. Redis and the process then do less work per check: a single hot key gains most.
+    /// policies and costs, are charged at once, unless a policy is a sliding counter, a gate or in flight. Redis and the process then do less work per check: a single hot key gains most.
     /// Each check keeps its deadline, its error, its receipt and its place in the count of checks in flight. No check waits for
     /// the reply of another call.
     ///

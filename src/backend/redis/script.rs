@@ -450,8 +450,11 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;
         fields.0 = rest;
         let units = u32::from_le_bytes(*units);
-        let is_take = matches!(check.purpose(), Purpose::TakeUpTo(_));
-        Some(if is_take { check.times(units) } else { check.clone().costing(units) })
+        Some(match check.purpose() {
+            Purpose::TakeUpTo(wanted) if units > wanted => return Err(broken()),
+            Purpose::TakeUpTo(_) => check.times(units),
+            _ => check.clone().costing(units),
+        })
     } else {
         None
     };

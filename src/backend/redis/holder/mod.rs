@@ -84,7 +84,11 @@ impl Holder {
             let of_pair = iter::once((&pair.key, &pair.policy));
             let keys = Arc::new(names.keys(check.namespace(), of_pair, Some(acquisition.holder)));
             let slot = slot(keys.slot());
-            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair)?;
+            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair);
+            let drawn = match drawn {
+                Ok(drawn) => drawn,
+                Err(error) => return numbers.complete(check, Err(error)).map(|_| None),
+            };
             acquisition.numbers[i] = drawn;
             numbers.numbers.push((i, keys, drawn.0.index));
         }

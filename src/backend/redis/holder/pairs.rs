@@ -148,7 +148,7 @@ impl HeldPairs {
         let index = match held.free.pop_first() {
             Some(index) => index,
             None if held.units.len() < MAX_NUMBERS as usize => held.units.len() as u32,
-            None => return Err(BackendError::new(Reason::Overloaded)),
+            None => return Err(BackendError::new(Reason::Overloaded).not_sent("no number is free")),
         };
         let number = HeldNumber { index, number: self.last_number, units: pair.cost };
         held.units.insert(index, Unit::waiting(number));

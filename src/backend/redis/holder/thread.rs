@@ -73,10 +73,15 @@ impl HolderState {
     pub(super) fn start(self: &Arc<Self>, sender: impl FnOnce() -> SendCall) -> io::Result<()> {
         let mut has_thread = self.has_thread.lock();
         if !*has_thread {
-            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let (state, send) = (self.clone(), sender());
-            let run = move || runtime.block_on(run(&state, &send));
-            thread::Builder::new().name("tsw-hold".to_owned()).spawn(run)?;
+            let runtime = Arc::new(runtime::Builder::new_current_thread().enable_all().build()?);
+            let (state, send, driven) = (self.clone(), sender(), runtime.clone());
+            let run = move || driven.block_on(run(&state, &send));
+            let started = thread::Builder::new().name("tsw-hold".to_owned()).spawn(run);
+            // Without a thread, this one has the runtime, and must not wait until it ends.
+            if let Some(runtime) = Arc::into_inner(runtime) {
+                runtime.shutdown_background();
+            }
+            started?;
             *has_thread = true;
         }
         Ok(())
