@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use tower_sliding_window::{
-    Limiter, RedisBackend,
+    Limiter, Policy, RedisBackend,
     backend::{Backend, Reason, Refund},
 };
 
@@ -233,6 +233,29 @@ async fn list_with_broken_tree_is_foreign() {
             "{engine:?}: a tag on block 5"
         );
         assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
+    }
+}
+
+/// The numbers of a holder are read before another pair of the check is charged.
+#[tokio::test]
+async fn foreign_numbers_of_holder_leave_other_keys_unchanged() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = RedisBackend::connect(&server.url()).await.unwrap();
+        let exports = Policy::in_flight("exports", 5).unwrap();
+        let limiter = limiter(backend, [exports, policy("hourly", 100, HOUR)]);
+        let held = limiter.check(alice()).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let numbers = admin.query::<Vec<String>>(&["KEYS", "*=*"]).pop().unwrap();
+        admin.query::<()>(&["DEL", &numbers]);
+        admin.query::<()>(&["RPUSH", &numbers, "7"]);
+        let keys: Vec<String> = admin.query(&["KEYS", "*"]);
+        let mut values = || -> Vec<Vec<u8>> { keys.iter().map(|key| admin.query(&["DUMP", key])).collect() };
+        let before = values();
+        assert_eq!(before.len(), 3, "{engine:?}: the numbers, the holders and the log: {keys:?}");
+        assert_eq!(reason(limiter.check(alice()).await), Reason::ForeignValue, "{engine:?}");
+        assert_eq!(values(), before, "{engine:?}");
+        drop(held);
     }
 }
 

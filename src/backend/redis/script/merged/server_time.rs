@@ -95,3 +95,40 @@ fn longest_micros(pair: &[u8]) -> (u64, u32) {
     let per_run = if joins { u32::MAX.checked_div(cost).unwrap_or(u32::MAX) } else { 1 };
     (of_size.map_or(MAX_MICROS, |(_, micros)| micros), per_run)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        backend::redis::{keys::KeyNames, script::acquisition::Acquisition},
+        check::{Check, Pair},
+        key::PartitionKey,
+        policy::{Algorithm, Policy},
+    };
+
+    /// Returns how many of 64 equal checks fit into a call.
+    fn fitting(policy: &Policy, cost: u32) -> usize {
+        let check =
+            Check::new([Pair::new(PartitionKey::new("user", "alice"), policy.clone(), cost)]).unwrap();
+        let call = Call::check(&check, &KeyNames::default(), 1, &Acquisition::default(), None);
+        let (time, mut all) = (CheckTime::from_call(&call), CallTime::default());
+        let fits = |_: &usize| {
+            let fits = all.has_room(time, None);
+            all.add(time);
+            fits
+        };
+        (0..64).take_while(fits).count()
+    }
+
+    #[test]
+    fn each_run_of_equal_checks_adds_to_time_of_call() {
+        let policy = Policy::new("burst", u32::MAX, Duration::from_secs(1)).unwrap();
+        assert_eq!(fitting(&policy, 1), 64, "one run");
+        assert_eq!(fitting(&policy, 1 << 30), 6, "two runs of three, each of three times 290 us");
+        assert_eq!(fitting(&policy, 1 << 31), 6, "a run each, of 290 us");
+        let counter = policy.with_algorithm(Algorithm::SlidingCounter).unwrap();
+        assert_eq!(fitting(&counter, 1), 50, "a run each, of 40 us");
+    }
+}
