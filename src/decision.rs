@@ -326,8 +326,7 @@ impl Decision {
 
     /// Returns this decision, of which there is no clone yet, with the units that its check holds. For the
     /// [`Backend`](crate::backend::Backend) that has made it: if it was admitted, and charged a policy [in
-    /// flight](crate::Policy::in_flight). A [leased](Self::is_leased) decision holds no
-    /// units.
+    /// flight](crate::Policy::in_flight). A [leased](Self::is_leased) decision holds no units.
     pub fn with_hold(self, hold: Hold) -> Self {
         let mut parts = match self.0 {
             Parts::Any(parts) => parts,

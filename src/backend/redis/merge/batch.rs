@@ -54,6 +54,7 @@ pub(super) struct Checks {
     pub(super) report: Option<CallReport>,
 }
 
+/// A check whose caller waits.
 pub(super) struct WaitingCheck {
     pub(super) call: Box<Call>,
     pub(super) time: CheckTime,

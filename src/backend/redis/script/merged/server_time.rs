@@ -49,6 +49,7 @@ impl CheckTime {
         Self { identity, micros, per_run }
     }
 
+    /// Returns the number that equal checks have.
     pub(crate) fn identity(&self) -> u64 {
         self.identity
     }
