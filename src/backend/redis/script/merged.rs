@@ -5,7 +5,7 @@ use redis::{RedisError, RedisResult, Value, parse_redis_value};
 use super::{
     Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, parts::TokenParts, types,
 };
-use crate::policy::EqualChecks;
+use crate::policy::{EqualChecks, RedisProperties};
 
 pub(crate) mod server_time;
 
@@ -35,8 +35,8 @@ struct Run {
 /// A pair of equal checks.
 struct RunPair {
     cost: u32,
-    /// Whether the statuses of equal checks follow from each other.
-    joins: bool,
+    /// The most of equal checks in one run, at least 1.
+    most: u32,
     parts: Option<TokenParts>,
 }
 
@@ -146,10 +146,9 @@ impl Merged {
 }
 
 impl Run {
-    /// Returns whether one more check joins the run, and its costs fit into the arguments, in which a cost has 32 bits.
+    /// Returns whether one more check joins the run.
     fn has_room(&self) -> bool {
-        let count = self.checks.len() as u32 + 1;
-        self.pairs.iter().all(|pair| pair.joins && pair.cost.checked_mul(count).is_some())
+        self.pairs.iter().all(|pair| self.checks.len() < pair.most as usize)
     }
 
     /// Changes the statuses of a check to those of the check before it.
@@ -166,10 +165,10 @@ impl RunPair {
         let [quota, cost] = [(); 2].map(|()| fields.u32().unwrap_or_default());
         let [window, typed] = [(); 2].map(|()| fields.uint::<6>().unwrap_or_default());
         let typed = types::parse(typed);
-        let joins = typed.is_some_and(|(redis_type, _)| redis_type.equal_checks != EqualChecks::Different);
+        let most = typed.map_or(1, |(redis_type, _)| most_in_run(redis_type, cost));
         let parts = typed
             .and_then(|(redis_type, parameter)| TokenParts::of_type(redis_type, quota, window, parameter));
-        Self { cost, joins, parts }
+        Self { cost, most, parts }
     }
 
     /// Changes the status of a check to that of the check before it. A status that is too short stays.
@@ -208,6 +207,15 @@ impl Call {
     fn generation(&self) -> &[u8] {
         let start = self.pairs.len().saturating_sub(GENERATION_SIZE);
         self.pairs.get(start..).unwrap_or_default()
+    }
+}
+
+/// Returns the most of equal checks in one run, by the type of a pair and its cost: one, unless their statuses follow from each other. The sum of
+/// the costs fits into the arguments, in which a cost has 32 bits.
+fn most_in_run(redis_type: &RedisProperties, cost: u32) -> u32 {
+    match redis_type.equal_checks {
+        EqualChecks::Different => 1,
+        EqualChecks::Remaining | EqualChecks::Parts => u32::MAX.checked_div(cost).unwrap_or(u32::MAX),
     }
 }
 

@@ -2,13 +2,10 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
-use super::PAIR_SIZE;
-use crate::{
-    backend::redis::{
-        mix_hasher::MixHasher,
-        script::{Call, Fields, types},
-    },
-    policy::EqualChecks,
+use super::{PAIR_SIZE, most_in_run};
+use crate::backend::redis::{
+    mix_hasher::MixHasher,
+    script::{Call, Fields, types},
 };
 
 /// The longest time of a merged call, in microseconds.
@@ -92,9 +89,7 @@ fn longest_micros(pair: &[u8]) -> (u64, u32) {
     let Some((redis_type, parameter)) = types::parse(typed) else { return (MAX_MICROS, 1) };
     let records = (redis_type.max_records)(quota.into(), window, parameter);
     let of_size = MICROS_BY_RECORDS.into_iter().find(|(most, _)| records <= *most);
-    let joins = redis_type.equal_checks != EqualChecks::Different;
-    let per_run = if joins { u32::MAX.checked_div(cost).unwrap_or(u32::MAX) } else { 1 };
-    (of_size.map_or(MAX_MICROS, |(_, micros)| micros), per_run)
+    (of_size.map_or(MAX_MICROS, |(_, micros)| micros), most_in_run(redis_type, cost))
 }
 
 #[cfg(test)]
