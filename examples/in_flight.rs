@@ -63,7 +63,7 @@ async fn start(
 ) -> Result<Vec<Decision>, Box<dyn Error>> {
     let mut running = Vec::new();
     for _ in 0..exports {
-        let decision = limiter.check(tenant.clone()).await?;
+        let decision = limiter.check(&tenant).await?;
         if decision.is_admitted() {
             running.push(decision);
         }
@@ -92,7 +92,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let name = format!("acme {}", std::process::id());
     let tenant = PartitionKey::new("tenant", name.as_str());
     let mut running = start(&limiter, &tenant, 5).await?;
-    let denied = limiter.check(tenant.clone()).await?;
+    let denied = limiter.check(&tenant).await?;
     if let Wait::For(wait) = denied.retry_after() {
         println!("{} exports run, and the next one is denied: retry after {wait:?}", running.len());
     }

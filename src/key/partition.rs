@@ -186,7 +186,10 @@ impl PartitionKey {
     /// SHA-256, after a field length that no list of parts can have.
     #[inline]
     pub(crate) fn bounded(&self) -> Cow<'_, Self> {
-        if self.as_bytes().len() <= MAX_KEPT { Cow::Borrowed(self) } else { Cow::Owned(self.digest()) }
+        match &self.0 {
+            Repr::Shared(Allocated { bytes, .. }) if bytes.len() > MAX_KEPT => Cow::Owned(self.digest()),
+            _ => Cow::Borrowed(self),
+        }
     }
 
     #[cold]

@@ -332,10 +332,14 @@ impl LimiterBuilder {
             local_fallback: LocalFallback::new(|| Arc::new(self.memory.unwrap_or_else(MemoryBackend::new))),
             waiters: Waiters::new(self.max_waiting, self.max_waiting_per_key),
             local_policies: PerThread::new(|| self.policies.iter().map(Policy::counted_apart).collect()),
+            // Such a check keeps no list of its pairs, which learning and units in flight need, and no copy of its key, which a
+            // region needs.
+            pair_backend: self.pair_backend.filter(|_| {
+                let holds = self.policies.iter().any(|policy| policy.properties().is_held);
+                self.learning.is_none() && region.is_none() && !holds
+            }),
             settings: LimiterSettings { policies: self.policies, namespace, region, deadline, rule, reserve },
             queue,
-            // It keeps no list of the pairs, which learning needs.
-            pair_backend: self.pair_backend.filter(|_| self.learning.is_none()),
             learner: self.learning.map(Learner::new),
             backend,
             events,

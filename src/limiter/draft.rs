@@ -69,6 +69,15 @@ pub(crate) enum Against {
     Only(Policies),
 }
 
+/// A part that is checked against the policies of the limiter and no others.
+#[derive(Clone, Copy)]
+pub(super) struct UsualPart<'a> {
+    pub(super) key: &'a PartitionKey,
+    /// `None` for 1 unit of each policy.
+    pub(super) costs: Option<&'a Costs>,
+    pub(super) is_shadow: bool,
+}
+
 impl Draft {
     /// Creates a draft without keys: the request passes uncounted, unless [further limits](crate::Builder::also) of the layer
     /// count it. To exempt a request from all limits, use [`Builder::exempt`](crate::Builder::exempt).
@@ -173,9 +182,10 @@ impl Draft {
 
     /// Returns the only part of a draft, if it is checked against the policies of the limiter and no others.
     #[inline]
-    pub(super) fn usual_part(&self) -> Option<&Part> {
-        let part = self.first.as_ref().filter(|_| self.rest.is_none())?;
-        matches!(part.against, Against::Limiter | Against::LimiterAnd(None)).then_some(part)
+    pub(super) fn usual_part(&self) -> Option<UsualPart<'_>> {
+        let Part { key, costs, against, is_shadow } = self.first.as_ref().filter(|_| self.rest.is_none())?;
+        let part = UsualPart { key, costs: Some(costs), is_shadow: *is_shadow };
+        matches!(against, Against::Limiter | Against::LimiterAnd(None)).then_some(part)
     }
 
     /// Returns how this draft reserves, or `None` for a plain charge. `default` is the rule of the limiter.
@@ -199,11 +209,12 @@ impl Draft {
     }
 }
 
-/// Converts a value that states what to check to a [`Draft`]: a [`PartitionKey`], `(PartitionKey, cost)`, [pairs](Pair), a `Draft`, or a
-/// `Result` of one of them with [`KeyError`]. The methods of a [`Limiter`](crate::Limiter) take it, and a planning closure returns it.
+/// Converts a value that states what to check to a [`Draft`]: a [`PartitionKey`] or a reference to one, `(PartitionKey, cost)`,
+/// [pairs](Pair), a `Draft`, or a `Result` of one of them with [`KeyError`]. The methods of a [`Limiter`](crate::Limiter) take it, and a
+/// planning closure returns it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not state what to check",
-    label = "expected a `PartitionKey`, `(PartitionKey, u32)`, `(PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
+    label = "expected a `PartitionKey`, `&PartitionKey`, `(PartitionKey, u32)`, `(PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
     note = "return `PartitionKey::new(\"tenant\", value)`, or `(key, cost)` with a `u32` or `Costs` for another cost than 1, or `Draft::exempt()` to let the request pass"
 )]
 pub trait IntoDraft {
@@ -213,6 +224,12 @@ pub trait IntoDraft {
     ///
     /// Returns the [`KeyError`] of a `Result`.
     fn into_draft(self) -> Result<Draft, KeyError>;
+
+    /// Returns the key, if the draft would be this key at 1 unit of each policy of the limiter, and nothing else. Then a limiter that
+    /// decides at once needs no draft. The default is `None`.
+    fn as_key(&self) -> Option<&PartitionKey> {
+        None
+    }
 }
 
 impl IntoDraft for Draft {
@@ -224,6 +241,23 @@ impl IntoDraft for Draft {
 impl IntoDraft for PartitionKey {
     fn into_draft(self) -> Result<Draft, KeyError> {
         Ok(Draft::check(self, 1))
+    }
+
+    #[inline]
+    fn as_key(&self) -> Option<&PartitionKey> {
+        Some(self)
+    }
+}
+
+/// The key is cloned only if the draft is needed.
+impl IntoDraft for &PartitionKey {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        self.clone().into_draft()
+    }
+
+    #[inline]
+    fn as_key(&self) -> Option<&PartitionKey> {
+        Some(self)
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) struct LimiterInner {
     pub(super) backend: Arc<dyn DynBackend>,
     /// Whether the backend holds units in flight.
     pub(super) holds_units: bool,
-    /// The backend, if it decides one pair without a copy of it.
+    /// The backend, if it decides the pairs of a key without a copy of them.
     pub(super) pair_backend: Option<MemoryBackend>,
     pub(super) queue: Arc<SettlementQueue>,
     /// `None` if the backend protects its servers itself.

@@ -37,6 +37,7 @@ mod wait;
 mod waiters;
 
 pub use build::LimiterBuilder;
+use draft::UsualPart;
 pub(crate) use draft::{Against, Reserve};
 pub use draft::{Draft, IntoDraft};
 pub(crate) use future::Admitting;
@@ -52,7 +53,7 @@ pub use rejection::Rejection;
 ///
 /// | value | pairs |
 /// | --- | --- |
-/// | `key` | this [`PartitionKey`](crate::PartitionKey) and each policy of the limiter, at 1 unit |
+/// | `key` or `&key` | this [`PartitionKey`](crate::PartitionKey) and each policy of the limiter, at 1 unit |
 /// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
 /// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
 /// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
@@ -82,8 +83,13 @@ impl Limiter {
     ///
     /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
     /// is admitted without a status. If the draft [reserves](Draft::reserve), the check is a plain charge: use [`reserve`](Self::reserve).
+    #[inline]
     pub fn check(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
-        self.decide_draft(draft.into_draft(), Purpose::Charge)
+        let of_key = |key| UsualPart { key, costs: None, is_shadow: false };
+        match draft.as_key().and_then(|key| self.decide_part_now(of_key(key), Purpose::Charge)) {
+            Some(decision) => LimiterFuture(NowOrLater::now(Ok(decision))),
+            None => self.decide_draft(draft.into_draft(), Purpose::Charge),
+        }
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
@@ -531,14 +537,15 @@ impl Limiter {
         purpose: Purpose,
     ) -> LimiterFuture<Result<Decision, BackendError>> {
         if let Ok(draft) = &draft
-            && let Some(decision) = self.decide_key_now(draft, purpose)
+            && let Some(part) = draft.usual_part()
+            && let Some(decision) = self.decide_part_now(part, purpose)
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
         self.decide_any_draft(draft, purpose)
     }
 
-    /// Decides a draft that [`decide_key_now`](Self::decide_key_now) does not decide. As a part of its caller, it would slow the others.
+    /// Decides a draft that [`decide_part_now`](Self::decide_part_now) does not decide. As a part of its caller, it would slow the others.
     #[inline(never)]
     fn decide_any_draft(
         &self,
@@ -599,7 +606,8 @@ impl Limiter {
         if at_most.is_none()
             && let Ok(draft) = &draft
             && !draft.reserves
-            && let Some(decision) = self.decide_key_now(draft, Purpose::Charge)
+            && let Some(part) = draft.usual_part()
+            && let Some(decision) = self.decide_part_now(part, Purpose::Charge)
         {
             return Some(NowOrLater::now(if decision.is_admitted() {
                 Ok(Admission::from_decision(decision, &self.0.settings.namespace))
@@ -610,7 +618,7 @@ impl Limiter {
         self.start_any(draft, at_most)
     }
 
-    /// Starts what [`decide_key_now`](Self::decide_key_now) does not decide. As a part of its caller, it would slow the others.
+    /// Starts what [`decide_part_now`](Self::decide_part_now) does not decide. As a part of its caller, it would slow the others.
     #[inline(never)]
     fn start_any(&self, draft: Result<Draft, KeyError>, at_most: Option<Duration>) -> Option<Admitting> {
         match self.prepare(draft) {

@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    draft::{Draft, Part},
+    draft::UsualPart,
     future::Admitting,
-    inner::{Limiter, LimiterInner, LimiterSettings},
+    inner::{Limiter, LimiterInner},
     outage_rule::Terms,
 };
 use crate::{
@@ -146,25 +146,22 @@ impl Limiter {
         }
     }
 
-    /// Decides the usual draft as [`decide`](Self::decide) does, if the limiter has no region, and the backend is a memory with room for
-    /// the key and no policy in flight. Otherwise returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
+    /// Decides the usual part of a draft as [`decide`](Self::decide) does, if the memory of the limiter has room for the key. Otherwise
+    /// returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
     #[inline]
-    pub(super) fn decide_key_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
-        let Part { key, costs, is_shadow, .. } = draft.usual_part()?;
-        let LimiterInner {
-            settings: LimiterSettings { namespace, region: None, .. },
-            local_policies,
-            pair_backend: Some(backend),
-            events,
-            ..
-        } = &*self.0
+    pub(super) fn decide_part_now(&self, part: UsualPart<'_>, purpose: Purpose) -> Option<Decision> {
+        let UsualPart { key, costs, is_shadow } = part;
+        let LimiterInner { settings, local_policies, pair_backend: Some(backend), events, .. } = &*self.0
         else {
             return None;
         };
-        let policies = local_policies.local();
+        let (namespace, policies) = (&settings.namespace, local_policies.local());
         let pair = |policy| {
-            let (cost, is_shadow) = (cost_of(policy, costs), *is_shadow || policy.is_shadow());
-            PairRef { key, policy, cost, is_shadow }
+            let cost = match costs {
+                Some(costs) => cost_of(policy, costs),
+                None => 1,
+            };
+            PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() }
         };
         let decided = match &**policies {
             [policy] => backend.check_key_now(namespace, &[pair(policy)], purpose),
@@ -174,7 +171,9 @@ impl Limiter {
             }
         };
         if let Some(decision) = &decided {
-            events.unknown_policies(costs, &**policies);
+            if let Some(costs) = costs {
+                events.unknown_policies(costs, &**policies);
+            }
             if purpose != Purpose::Peek {
                 policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
                 events.decision(decision, DecidedPairs::OfKey(key));

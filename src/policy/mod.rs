@@ -293,7 +293,7 @@ impl Policy {
     ///     .build()?;
     /// let alice = PartitionKey::new("user", "alice");
     /// limiter.block(alice.clone(), Duration::from_secs(3600)).await?;
-    /// let decision = limiter.check(alice.clone()).await?;
+    /// let decision = limiter.check(&alice).await?;
     /// assert!(matches!(decision.retry_after(), Wait::For(wait) if wait.as_secs() >= 3599));
     /// limiter.unblock(alice.clone()).await?;
     /// assert!(limiter.check(alice).await?.is_admitted());

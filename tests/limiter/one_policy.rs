@@ -74,6 +74,7 @@ fn memory_backend_decides_as_any_other_backend() {
             // Two of the costs are above the quota.
             let (key, cost) = (PartitionKey::new("user", random(6).to_string()), random(8));
             let outcomes = match random(3) {
+                0 if cost == 1 => [&of_memory, &of_wrapped].map(|it| reason(now(it.check(&key)))),
                 0 => [&of_memory, &of_wrapped].map(|it| reason(now(it.check((key.clone(), cost))))),
                 1 => [&of_memory, &of_wrapped].map(|it| reason(now(it.peek((key.clone(), cost))))),
                 _ => [&of_memory, &of_wrapped].map(|it| admission(it, key.clone(), cost)),
@@ -112,5 +113,10 @@ fn memory_backend_uses_named_costs_and_region() {
             4
         );
         assert!(!now(limiter.peek((alice(), costs()))).unwrap().is_admitted());
+        // A key alone costs 1 unit, as a reference and as a value.
+        let by_reference = now(limiter.check(&alice())).unwrap();
+        assert_eq!(by_reference.statuses()[0].remaining(), 1);
+        assert_eq!(now(limiter.check(alice())).unwrap().statuses()[0].remaining(), 0);
+        assert!(!now(limiter.check(&alice())).unwrap().is_admitted());
     }
 }

@@ -81,7 +81,7 @@ impl Bare {
         let keys_made: Vec<PartitionKey> = names.map(|name| PartitionKey::new("x-api-key", name)).collect();
         let mut cx = Context::from_waker(Waker::noop());
         let took = timed(decisions, keys, |key| {
-            let check = pin!(limiter.check(keys_made[key].clone())).poll(&mut cx);
+            let check = pin!(limiter.check(&keys_made[key])).poll(&mut cx);
             matches!(check, Poll::Ready(Ok(decision)) if decision.is_admitted())
         });
         Ok((took / decisions as u32, Box::new(limiter)))

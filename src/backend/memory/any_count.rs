@@ -224,7 +224,7 @@ impl<'a> Single<'a> {
     }
 
     /// Decides the check, and charges the count. Returns `None` if the record is full.
-    #[inline]
+    #[inline(always)]
     fn decide<C: Count>(&mut self, count: &mut C) -> Option<()> {
         let Self { pair, purpose, clock, .. } = *self;
         let reading = count.read(clock, pair.policy);

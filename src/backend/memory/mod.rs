@@ -153,8 +153,8 @@ impl MemoryBackend {
         self.0.evicted_units.load(Ordering::Relaxed)
     }
 
-    /// Decides a check of pairs of one key, without copies of them. Returns `None` if there is no room for a record or the key, or if one is
-    /// in flight: what it holds needs a copy. Then nothing was charged.
+    /// Decides a check of pairs of one key, without copies of them. None of them is in flight: what it holds needs a copy. Returns `None`
+    /// if there is no room for a record or the key. Then nothing was charged.
     ///
     /// As a part of its caller, it would exceed what the compiler inlines: a check would take 80 instructions more.
     #[inline(never)]
@@ -164,9 +164,6 @@ impl MemoryBackend {
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        if pairs.iter().any(|pair| pair.policy.properties().is_held) {
-            return None;
-        }
         self.0.decide_key(namespace, pairs, purpose)
     }
 
