@@ -162,11 +162,13 @@ MAX_CALENDAR_USED = 8589934591
 -- A sliding counter moves in at most 2^20 ticks per window.
 MAX_TICKS = 1048576
 
--- The value of a token bucket: the generation, the last instant, the usage in parts, and the parts of a unit; and its
--- numbers, without the generation.
+-- The value of a token bucket with receipts: the generation, the last instant, the usage in parts, and the parts of a unit; and
+-- its numbers, without the generation. The value without receipts has these numbers, and the instant at which the key expires.
 TOKENS_FORMAT = '<c7I7I7I6'
 TOKENS_NUMBERS_FORMAT = '<I7I7I6'
 TOKENS_SIZE = 27
+PLAIN_TOKENS_FORMAT = '<I7I7I6I8'
+PLAIN_TOKENS_SIZE = 28
 
 -- The value of a calendar period: the generation, the last instant, the begin and the end of the period, and the usage; and its
 -- numbers, without the generation.

@@ -10,11 +10,12 @@ local function refund_tokens(i, refund_from)
   local key = KEYS[i]
   local units, window, _, receipt_generation = parse(REFUND_FORMAT, ARGV[1], CLOCK_SIZE + 1 + REFUND_SIZE * (i - 1))
   local value = call('GET', key)
-  if value and #value ~= TOKENS_SIZE then error('FOREIGNVALUE ' .. key) end
+  if value and #value ~= TOKENS_SIZE and #value ~= PLAIN_TOKENS_SIZE then error('FOREIGNVALUE ' .. key) end
 
   refund_from(i + 1)
 
-  if not value then return end
+  -- A value of another size has no receipts.
+  if not value or #value ~= TOKENS_SIZE then return end
   local generation, last, used, parts = parse(TOKENS_FORMAT, value)
   if generation ~= receipt_generation or last > now + window then return end
   call('SETRANGE', key, 0, pack(TOKENS_FORMAT, generation, last, math.max(0, used - units * parts), parts))

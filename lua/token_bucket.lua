@@ -8,11 +8,19 @@
 -- return in a microsecond. The usage is a whole number of parts, below 2^53. `(a + -a % b) / b` is `ceil(a / b)`.
 return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local key, purpose, capacity = keys[i], args[2], quota * window
-  local at, used, generation = now, 0, nil
+  local at, used, expires_at, generation = now, 0, 0, nil
   local value = call('GET', key)
   if value then
-    if #value ~= TOKENS_SIZE then error('FOREIGNVALUE ' .. key) end
-    local last, stored, parts = parse(TOKENS_NUMBERS_FORMAT, value, GENERATION_SIZE + 1)
+    local last, stored, parts
+    if #value == PLAIN_TOKENS_SIZE then
+      last, stored, parts, expires_at = parse(PLAIN_TOKENS_FORMAT, value)
+    elseif #value == TOKENS_SIZE then
+      last, stored, parts = parse(TOKENS_NUMBERS_FORMAT, value, GENERATION_SIZE + 1)
+      -- The generation is at the begin of the value, and `pack` reads no more of it.
+      generation = value
+    else
+      error('FOREIGNVALUE ' .. key)
+    end
     if stored > MAX_PARTS or parts == 0 then error('FOREIGNVALUE ' .. key) end
     -- If the clock is behind the last charge by at most the time in which the capacity returns, time stands still. If it is
     -- behind by more, the value is foreign and counts as empty.
@@ -23,9 +31,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         stored = convert(stored, parts, window)
       end
       used = stored - (at - last) * parameter
-      -- The generation is at the begin of the value, and `pack` reads no more of it.
-      if used > 0 then generation = value else used = 0 end
     end
+    if used <= 0 then used, generation = 0, nil end
   end
 
   local verdict, retry_after = ADMIT, 0
@@ -58,10 +65,21 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     reset_after = at - now + (used + -used % parameter) / parameter
   end
   if charges then
-    if purpose ~= PEEK then
-      generation = generation or sub(args[1], -GENERATION_SIZE)
+    if HAS_RECEIPTS then generation = generation or sub(args[1], -GENERATION_SIZE) end
+    if generation and purpose ~= PEEK then
       local stored = pack(TOKENS_FORMAT, generation, at, used, window)
       call('SET', key, stored, 'PX', (reset_after + -reset_after % 1000) / 1000 + extra_ttl)
+    elseif purpose ~= PEEK then
+      local full_at, refilled_in = now + reset_after, (capacity + -capacity % parameter) / parameter
+      if full_at <= expires_at and expires_at <= full_at + refilled_in then
+        call('SETRANGE', key, '0', pack(PLAIN_TOKENS_FORMAT, at, used, window, expires_at))
+      else
+        -- The key lives for twice as long, so that most charges need not set when it expires.
+        local lives = reset_after
+        if reset_after <= refilled_in then lives = 2 * reset_after end
+        local stored = pack(PLAIN_TOKENS_FORMAT, at, used, window, now + lives)
+        call('SET', key, stored, 'PX', (lives + -lives % 1000) / 1000 + extra_ttl)
+      end
     end
     -- At its bound, not all units of a debit were charged. A refund would return those of other charges.
     if HAS_RECEIPTS and (used <= capacity or used < math.min(2 * capacity, MAX_PARTS)) then

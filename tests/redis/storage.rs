@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tower_sliding_window::{Algorithm, Limiter, PartitionKey, Policy, backend::Backend};
+use tower_sliding_window::{Algorithm, Limiter, PartitionKey, Policy, backend::Backend, policy::Rate};
 
 use super::{
     admin::{Admin, Monitor, ScriptCall},
@@ -227,5 +227,41 @@ async fn bucket_count_stays_within_its_bound() {
             }
             assert!(max >= bound - 1, "{engine:?}: {max} records at most");
         }
+    }
+}
+
+/// A charge seldom sets when the key of a token bucket expires. A receipt begins a generation, which lasts until the bucket is full.
+#[tokio::test]
+async fn token_bucket_in_use_is_changed_in_place() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let mut monitor = Monitor::at(&server);
+        // A unit returns in a minute.
+        let bucket = Policy::token_bucket("bucket", 1_000, Rate::new(60, HOUR)).unwrap();
+        let backend = backend(&server).await;
+        let limiter = limiter(backend.clone(), [bucket.clone()]);
+        let mut commands = Vec::new();
+        for _ in 0..100 {
+            commands.extend(commands_of(&limiter, 1, &mut monitor, &mut admin).await);
+        }
+        let count = |command: &str| commands.iter().filter(|given| *given == command).count();
+        // Each time, it is almost twice as late: with the charges 1, 3, 6 or 7, 12 to 15, 24 to 31, 48 to 63, and 96 at the earliest.
+        assert!((6..=7).contains(&count("SET")), "{engine:?}: {commands:?}");
+        assert_eq!(count("SET") + count("SETRANGE"), 100, "{engine:?}");
+
+        let key = admin.only_key();
+        let mut size = || -> usize { admin.query(&["STRLEN", &key]) };
+        assert_eq!(size(), 28, "{engine:?}");
+        let reserved = reserve(&backend, std::slice::from_ref(&bucket), 10).await;
+        assert_eq!(size(), 27, "{engine:?}");
+        let checked = limiter.check(alice()).await.unwrap();
+        assert_eq!((checked.statuses()[0].remaining(), size()), (889, 27), "{engine:?}");
+        backend.refund(&reserved.refund(10)).await.unwrap();
+        let checked = limiter.check(alice()).await.unwrap();
+        assert_eq!((checked.statuses()[0].remaining(), size()), (898, 27), "{engine:?}");
+        limiter.reset(alice()).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
+        assert_eq!(size(), 28, "{engine:?}");
     }
 }
