@@ -134,7 +134,7 @@ fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String>
 }
 
 /// Returns what the injected clock and its arguments add to a call.
-fn instructions_of_injected_clock(counting: &mut Counting) -> Result<f64, String> {
+pub fn instructions_of_injected_clock(counting: &mut Counting) -> Result<f64, String> {
     let plain = format!("{}return 1", include_str!("../../lua/clock.lua"));
     let injected = with_injected_clock(&plain)?;
     let at = BEGIN.to_string();
@@ -143,7 +143,7 @@ fn instructions_of_injected_clock(counting: &mut Counting) -> Result<f64, String
 }
 
 /// Returns the instructions of a script that only returns a number, with the arguments of a charge and these.
-fn instructions_of_empty(counting: &mut Counting, script: &str, more: &[&[u8]]) -> Result<f64, String> {
+pub fn instructions_of_empty(counting: &mut Counting, script: &str, more: &[&[u8]]) -> Result<f64, String> {
     counting.restart_interpreter();
     let hash = counting.load(script);
     let (key, arguments) = (key(0xa << 32, 0), pairs(100, 1, [WINDOW], 0));

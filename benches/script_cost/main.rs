@@ -4,6 +4,7 @@
 //! cargo bench --bench script_cost
 //! cargo bench --bench script_cost -- instructions
 //! cargo bench --bench script_cost -- instructions --before ../before/lua
+//! cargo bench --bench script_cost -- parts
 //! cargo bench --bench script_cost -- server-time
 //! ```
 //!
@@ -14,6 +15,9 @@
 //! do not change these figures: two servers differ by less than 2 %, and times by up to 25 %. It takes about ten minutes. With `--before`, it takes 17,
 //! also measures the check script of another folder, and prints the ratio of both. The folder may be that of another revision:
 //! `git worktree add --detach ../before REVISION`. The arguments and the stored layout of both must be the same.
+//!
+//! With `parts`, it counts the instructions of the commands of a log and of a GCRA, and those that the rest of their checks takes. It needs
+//! valgrind, and takes a minute.
 //!
 //! With `server-time`, it measures the longest time of one call on the server, at the largest number of records. It takes about a minute,
 //! and fails if a call takes longer than `lua/README.md` allows.
@@ -36,6 +40,7 @@ mod measure;
 mod memory;
 mod multi_policy;
 mod one_value;
+mod parts;
 mod refund;
 mod replication;
 mod rows;
@@ -79,11 +84,10 @@ fn main() -> ExitCode {
         }
         ["instructions"] => instructions::print(None),
         ["instructions", "--before", folder] => instructions::print(Some(Path::new(folder))),
+        ["parts"] => parts::print(),
         ["server-time"] => server_time::print(),
-        _ => {
-            Err("usage: cargo bench --bench script_cost [-- instructions [--before FOLDER] | -- server-time]"
-                .to_owned())
-        }
+        _ => Err("usage: cargo bench --bench script_cost [-- instructions [--before FOLDER] | -- parts | -- server-time]"
+            .to_owned()),
     };
     if let Err(error) = result {
         eprintln!("{error}");

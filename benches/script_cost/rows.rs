@@ -50,7 +50,7 @@ pub const ROWS: [Row; 19] = [
 ];
 
 impl Row {
-    const fn new(verdict: Verdict, quota: u32, cost: u32) -> Self {
+    pub const fn new(verdict: Verdict, quota: u32, cost: u32) -> Self {
         Self { verdict, quota, cost, keys: 1, policies: 1, purpose: "" }
     }
 
