@@ -27,14 +27,6 @@ macro_rules! define_any_count {
         }
 
         impl AnyCount {
-            /// Returns an empty count for a policy.
-            #[inline]
-            pub(super) fn new(policy: &Policy, is_shadow: bool) -> Self {
-                match policy.algorithm() {
-                    $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::EMPTY, is_shadow),)*
-                }
-            }
-
             /// Returns a shared empty count for a policy.
             pub(super) fn empty(policy: &Policy) -> &'static Self {
                 match policy.algorithm() {
@@ -56,15 +48,6 @@ macro_rules! define_any_count {
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::unpack(words, policy), is_shadow),)*
                 }
-            }
-
-            /// Packs this count, whose last charge was of this policy, if two words are enough.
-            pub(super) fn packed(self, policy: &Policy) -> PackedCount {
-                let words = match &self {
-                    $($(#[$attribute])* Self::$variant(count, _) => count.pack(policy),)*
-                };
-                let is_shadow = self.is_shadow();
-                words.map_or(PackedCount::Count(self), |words| PackedCount::Words { words, is_shadow })
             }
 
             /// Decides a check of one pair, which is not stored or packed. Returns `None` if the record is full.
@@ -92,7 +75,7 @@ macro_rules! define_any_count {
             }
 
             /// Decides a check of one pair. Returns `None` if the record is full.
-            #[inline]
+            #[inline(always)]
             pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
                 match self {
                     $($(#[$attribute])* Self::$variant(count, _) => check.decide(count),)*
@@ -126,26 +109,6 @@ macro_rules! define_any_count {
             pub(super) fn read(&self, clock: u64, policy: &Policy) -> AnyReading<'_> {
                 match self {
                     $($(#[$attribute])* Self::$variant(count, _) => AnyReading::$variant(count.read(clock, policy)),)*
-                }
-            }
-
-            /// Charges a pair at `clock`. Returns the receipt, if the purpose has receipts.
-            pub(super) fn charge(
-                &mut self,
-                clock: u64,
-                PairRef { policy, cost, .. }: PairRef<'_>,
-                purpose: Purpose,
-                generations: &Generations,
-            ) -> Receipt {
-                match self {
-                    $($(#[$attribute])* Self::$variant(count, _) => {
-                        let instant = <super::$module::$variant as Count>::instant(&match purpose {
-                            Purpose::LeaseAhead => count.read_ahead(clock, policy),
-                            _ => count.read(clock, policy),
-                        });
-                        count.charge(instant, cost);
-                        if purpose.has_receipts() { count.receipt(instant, generations) } else { Receipt::NO_CHARGE }
-                    })*
                 }
             }
 
@@ -227,7 +190,10 @@ impl<'a> Single<'a> {
     #[inline(always)]
     fn decide<C: Count>(&mut self, count: &mut C) -> Option<()> {
         let Self { pair, purpose, clock, .. } = *self;
-        let reading = count.read(clock, pair.policy);
+        let reading = match purpose {
+            Purpose::LeaseAhead => count.read_ahead(clock, pair.policy),
+            _ => count.read(clock, pair.policy),
+        };
         let admits = purpose.exceeds_quota() || reading.admits(pair);
         let is_charged = admits && pair.is_chargeable(purpose);
         if is_charged && !reading.has_room() {
@@ -259,10 +225,22 @@ impl<'a> Single<'a> {
         self.is_charged && self.purpose != Purpose::Peek
     }
 
+    /// Returns the status of the pair, whose count has decided the check.
+    #[inline]
+    pub(super) fn status(&self) -> Status {
+        Status::of_pair(self.pair, self.standing)
+    }
+
+    /// Returns the receipt, if the check is admitted and has receipts.
+    #[inline]
+    pub(super) fn receipt(&self) -> Option<Receipt> {
+        self.receipt
+    }
+
     /// Returns the decision of the check, which a count has decided.
     #[inline]
     pub(super) fn decision(&self) -> Decision {
-        let status = Status::of_pair(self.pair, self.standing);
+        let status = self.status();
         match self.receipt {
             None => Decision::from_status(self.clock, status),
             Some(receipt) => Decision::with_receipts(self.clock, [status], [receipt]),

@@ -22,6 +22,7 @@ mod count;
 mod due;
 mod held;
 mod key_map;
+mod key_slot;
 mod log;
 mod partition;
 mod records;

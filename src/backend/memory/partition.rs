@@ -1,128 +1,12 @@
-//! What a shard stores of one partition key: a count for every policy. Most keys are short and have one policy, whose count is two words:
-//! they need no memory of their own.
+//! The counts of one partition key that are not packed, one for every policy.
 
-use std::{mem, num::NonZeroU8, slice};
+use std::{mem, slice};
 
-use super::{
-    any_count::{AnyCount, PackedCount, Single},
-    key_map::Keyed,
-    terms::TermTable,
-};
+use super::any_count::{AnyCount, PackedCount, Single};
 use crate::{
-    backend::generation::Generations,
-    check::{Namespace, PairRef, Purpose, Receipt},
-    key::PartitionKey,
+    check::{Namespace, PairRef},
     policy::Policy,
 };
-
-/// The length of the longest key that a slot holds itself.
-const SHORT: usize = 37;
-
-/// A partition key with its usage under every policy.
-pub(super) enum KeySlot {
-    /// One packed count.
-    Small {
-        key: ShortKey,
-        term: u8,
-        words: [u64; 2],
-    },
-    Large {
-        key: ShortKey,
-        large: Box<Large>,
-    },
-}
-
-/// A key of at most [`SHORT`] bytes. That of a longer key is empty.
-#[derive(Clone, Copy)]
-pub(super) struct ShortKey {
-    /// The length plus one.
-    end: NonZeroU8,
-    buffer: [u8; SHORT],
-}
-
-pub(super) struct Large {
-    pub(super) long_key: Option<Box<[u8]>>,
-    pub(super) partition: Partition,
-}
-
-impl KeySlot {
-    /// Returns the slot of a key with one count that is not packed.
-    pub(super) fn large(key: ShortKey, long_key: Option<Box<[u8]>>, count: PairCount) -> Self {
-        Self::Large { key, large: Box::new(Large { long_key, partition: Partition::One(count) }) }
-    }
-
-    /// Calls `each` with every count and its policy.
-    fn each_count(&self, terms: &TermTable, mut each: impl FnMut(&Policy, &AnyCount)) {
-        match self {
-            Self::Small { term, words, .. } => {
-                let term = terms.get(*term);
-                each(&term.policy, &AnyCount::of_term(*words, term));
-            }
-            Self::Large { large, .. } => {
-                large.partition.counts().iter().for_each(|pair| each(&pair.policy, &pair.count));
-            }
-        }
-    }
-
-    /// Returns the instant at which all policies are idle. 0 if there are none.
-    pub(super) fn idle_at(&self, terms: &TermTable) -> u64 {
-        let mut idle_at = 0;
-        self.each_count(terms, |policy, count| idle_at = idle_at.max(count.idle_at(policy)));
-        idle_at
-    }
-
-    /// Returns the units in use at `now`, over all policies.
-    pub(super) fn used(&self, terms: &TermTable, now: u64) -> u64 {
-        let mut used = 0;
-        self.each_count(terms, |policy, count| used += count.read(now, policy).used());
-        used
-    }
-
-    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
-    pub(super) fn share(&self, terms: &TermTable, now: u64) -> f64 {
-        let mut largest: f64 = 0.0;
-        self.each_count(terms, |policy, count| {
-            if !count.is_shadow() {
-                let used = count.read(now, policy).used() as f64;
-                // A key with held units is never evicted.
-                let quota = if policy.properties().is_held { 1.0 } else { f64::from(policy.quota_units()) };
-                largest = largest.max(used / quota);
-            }
-        });
-        largest
-    }
-}
-
-impl Keyed for KeySlot {
-    #[inline]
-    fn key(&self) -> &[u8] {
-        match self {
-            Self::Small { key, .. } => key.as_bytes(),
-            Self::Large { key, large } => large.long_key.as_deref().unwrap_or_else(|| key.as_bytes()),
-        }
-    }
-}
-
-impl ShortKey {
-    /// Returns a short key, or an empty one and the bytes of a longer key.
-    pub(super) fn new(key: &PartitionKey) -> (Self, Option<Box<[u8]>>) {
-        let (bytes, mut short) = (key.as_bytes(), Self { end: NonZeroU8::MIN, buffer: [0; SHORT] });
-        match short.buffer.get_mut(..bytes.len()) {
-            Some(buffer) => {
-                buffer.copy_from_slice(bytes);
-                // At most `SHORT`.
-                short.end = NonZeroU8::MIN.saturating_add(bytes.len() as u8);
-                (short, None)
-            }
-            None => (short, Some(bytes.into())),
-        }
-    }
-
-    #[inline]
-    fn as_bytes(&self) -> &[u8] {
-        self.buffer.get(..usize::from(self.end.get()) - 1).unwrap_or_default()
-    }
-}
 
 /// The usage of one partition key under every policy. One count needs no memory of its own.
 pub(super) enum Partition {
@@ -140,19 +24,35 @@ pub(super) struct PairCount {
 }
 
 impl Partition {
-    /// Returns the count of a policy, if it is stored.
-    #[inline]
-    pub(super) fn count(&self, namespace: &Namespace, policy: &Policy) -> Option<&PairCount> {
-        self.counts().iter().find(|count| count.is_of(namespace, policy))
+    pub(super) fn new(counts: Vec<PairCount>) -> Self {
+        match <[PairCount; 1]>::try_from(counts) {
+            Ok([count]) => Self::One(count),
+            Err(counts) => Self::Several(counts.into()),
+        }
     }
 
-    /// Returns the count of a policy, if it is stored.
+    /// Returns the count of a policy, if it is stored. Searches at the likely position first.
     #[inline]
-    pub(super) fn count_mut(&mut self, namespace: &Namespace, policy: &Policy) -> Option<&mut PairCount> {
+    pub(super) fn count(&self, namespace: &Namespace, policy: &Policy, likely: usize) -> Option<&PairCount> {
+        let counts = self.counts();
+        counts.get(position(counts, namespace, policy, likely, PairCount::pair)?)
+    }
+
+    /// Returns the count of a policy, if it is stored. Searches at the likely position first.
+    #[inline]
+    pub(super) fn count_mut(
+        &mut self,
+        namespace: &Namespace,
+        policy: &Policy,
+        likely: usize,
+    ) -> Option<&mut PairCount> {
         match self {
             // The usual case.
             Self::One(count) => count.is_of(namespace, policy).then_some(count),
-            Self::Several(counts) => counts.iter_mut().find(|count| count.is_of(namespace, policy)),
+            Self::Several(counts) => {
+                let position = position(counts, namespace, policy, likely, PairCount::pair)?;
+                counts.get_mut(position)
+            }
         }
     }
 
@@ -160,7 +60,7 @@ impl Partition {
     pub(super) fn push(&mut self, count: PairCount) {
         let mut counts = self.take();
         counts.push(count);
-        self.set(counts);
+        *self = Self::new(counts);
     }
 
     /// Removes the count of a policy.
@@ -172,7 +72,7 @@ impl Partition {
         if !self.counts().iter().all(&is_kept) {
             let mut counts = self.take();
             counts.retain(is_kept);
-            self.set(counts);
+            *self = Self::new(counts);
         }
     }
 
@@ -182,14 +82,6 @@ impl Partition {
             Self::One(count) => vec![count],
             Self::Several(counts) => counts.into_vec(),
         }
-    }
-
-    /// Stores these counts, and no others.
-    fn set(&mut self, counts: Vec<PairCount>) {
-        *self = match <[PairCount; 1]>::try_from(counts) {
-            Ok([count]) => Self::One(count),
-            Err(counts) => Self::Several(counts.into()),
-        };
     }
 
     #[inline]
@@ -207,6 +99,10 @@ impl PairCount {
         Self { namespace: namespace.clone(), policy: policy.clone(), count: count.unpacked(policy) }
     }
 
+    fn pair(&self) -> (&Namespace, &Policy) {
+        (&self.namespace, &self.policy)
+    }
+
     /// Returns whether this count counts a policy.
     #[inline]
     fn is_of(&self, namespace: &Namespace, policy: &Policy) -> bool {
@@ -214,25 +110,13 @@ impl PairCount {
     }
 
     /// Decides a check of one pair. Returns `None` if the record is full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
         self.count.decide(check)?;
         if check.changes() {
             self.note_charge(check.pair);
         }
         Some(())
-    }
-
-    /// Charges a pair at `clock`. Returns the receipt, if the purpose has receipts.
-    pub(super) fn charge(
-        &mut self,
-        pair: PairRef<'_>,
-        clock: u64,
-        purpose: Purpose,
-        generations: &Generations,
-    ) -> Receipt {
-        self.note_charge(pair);
-        self.count.charge(clock, pair, purpose, generations)
     }
 
     /// Notes whose charge is the last one.
@@ -250,19 +134,39 @@ impl PairCount {
     }
 }
 
+/// Returns the position of the count of a policy, if it is stored. Searches at the likely position first. `pair` states the policy of a count.
+#[inline]
+pub(super) fn position<'c, C>(
+    counts: &'c [C],
+    namespace: &Namespace,
+    policy: &Policy,
+    likely: usize,
+    pair: impl Fn(&'c C) -> (&'c Namespace, &'c Policy),
+) -> Option<usize> {
+    // Usually a clone of the policy is stored, which one number tells from the others.
+    let is_clone = |count| {
+        let (namespace_of, policy_of) = pair(count);
+        policy_of.is_same(policy) && namespace_of == namespace
+    };
+    let is_of = |count| {
+        let (namespace_of, policy_of) = pair(count);
+        policy_of.counts_with(policy) && namespace_of == namespace
+    };
+    match counts.get(likely) {
+        Some(count) if is_clone(count) => Some(likely),
+        _ => counts.iter().position(is_clone).or_else(|| counts.iter().position(is_of)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::check::{Check, Pair};
-
-    /// A row of slots takes the memory of its keys, and little more.
-    #[test]
-    #[cfg(target_pointer_width = "64")]
-    fn slot_is_seven_words() {
-        assert_eq!(size_of::<KeySlot>(), 56);
-    }
+    use crate::{
+        check::{Check, Pair},
+        key::PartitionKey,
+    };
 
     #[test]
     fn partition_holds_count_of_every_policy_until_removed() {
@@ -274,7 +178,7 @@ mod tests {
         let checks = names.map(check);
         let count = |check: &Check| {
             let policy = &check.pairs()[0].policy;
-            PairCount::new(check.scope(), policy, PackedCount::Count(AnyCount::new(policy, false)))
+            PairCount::new(check.scope(), policy, PackedCount::Words { words: [0; 2], is_shadow: false })
         };
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -285,7 +189,7 @@ mod tests {
                 partition.remove(checks[removed].scope(), &checks[removed].pairs()[0].policy);
                 stored[removed] = false;
                 let holds =
-                    |check: &Check| partition.count(check.scope(), &check.pairs()[0].policy).is_some();
+                    |check: &Check| partition.count(check.scope(), &check.pairs()[0].policy, 0).is_some();
                 assert_eq!(checks.each_ref().map(holds), stored);
             }
             assert!(partition.counts().is_empty());

@@ -6,12 +6,12 @@ use super::{
     any_count::{AnyCount, AnyReading, PackedCount, Single},
     due::DueGroups,
     key_map::{KeyMap, Keyed},
-    partition::{KeySlot, PairCount, Partition, ShortKey},
+    key_slot::{KeySlot, TermCount},
+    partition::PairCount,
     terms::TermTable,
 };
 use crate::{
-    backend::generation::Generations,
-    check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
+    check::{Check, Namespace, Pair, PairRef, Purpose},
     key::PartitionKey,
     lock::Lock,
     per_thread::Apart,
@@ -39,23 +39,21 @@ pub(super) struct KeyShard {
 impl KeyShard {
     /// Decides a check of a pair whose partition key has this index. Returns `None` if the pair is not stored, and `Some(None)` if its
     /// record is full.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide(
         &mut self,
         key: usize,
         namespace: &Namespace,
+        likely: usize,
         check: &mut Single<'_>,
     ) -> Option<Option<()>> {
         let policy = check.pair.policy;
-        let (term, words) = match self.slots.get_mut(key)? {
-            KeySlot::Small { term, words, .. } => (self.terms.get(*term), words),
-            KeySlot::Large { large, .. } => {
-                return Some(large.partition.count_mut(namespace, policy)?.decide(check));
-            }
-        };
-        if !term.is_of(namespace, policy) {
-            return None;
+        let slot = self.slots.get_mut(key)?;
+        if let KeySlot::Large { large, .. } = slot {
+            return Some(large.partition.count_mut(namespace, policy, likely)?.decide(check));
         }
+        let (term, words) = slot.packed_mut(&self.terms, namespace, policy, likely)?;
+        let term = self.terms.get(*term);
         let Some(packed) = AnyCount::decide_packed(Some((*words, term)), check) else { return Some(None) };
         if check.changes() {
             match packed {
@@ -79,68 +77,24 @@ impl KeyShard {
         policy: &Policy,
         count: PackedCount,
     ) {
-        if let Some(partition) = index.and_then(|index| self.partition_mut(index)) {
+        if let Some(slot) = index.and_then(|index| self.slots.get_mut(index)) {
             // The next inspection is not later than before, so it is in time for the other counts, and updates the instant.
-            partition.push(PairCount::new(namespace, policy, count));
-            return;
+            return slot.push(&mut self.terms, namespace, policy, count);
         }
-        let (key, long_key) = ShortKey::new(key);
-        let slot = self.slot(key, long_key, namespace, policy, count);
+        let slot = KeySlot::new(&mut self.terms, key, namespace, policy, count);
         let due = slot.idle_at(&self.terms);
         let index = self.slots.len();
         self.slots.push(slot);
         if index.is_multiple_of(GROUP) { self.due.push(due) } else { self.due.lower(index / GROUP, due) }
     }
 
-    /// Replaces the packed count of the partition key with this index.
+    /// Replaces a packed count of the partition key with this index.
     #[cold]
     fn replace(&mut self, index: usize, namespace: &Namespace, policy: &Policy, count: PackedCount) {
-        let Some(KeySlot::Small { key, term, .. }) = self.slots.get(index) else { return };
-        let (key, term) = (*key, *term);
-        self.terms.release(term);
-        let slot = self.slot(key, None, namespace, policy, count);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        slot.replace(&mut self.terms, namespace, policy, count);
         // Its new rate may return the units earlier.
         self.due.lower(index / GROUP, slot.idle_at(&self.terms));
-        if let Some(replaced) = self.slots.get_mut(index) {
-            *replaced = slot;
-        }
-    }
-
-    /// Returns the slot of a key and a count.
-    fn slot(
-        &mut self,
-        key: ShortKey,
-        long_key: Option<Box<[u8]>>,
-        namespace: &Namespace,
-        policy: &Policy,
-        count: PackedCount,
-    ) -> KeySlot {
-        if let PackedCount::Words { words, is_shadow } = count
-            && long_key.is_none()
-            && let Some(term) = self.terms.acquire(namespace, policy, is_shadow)
-        {
-            return KeySlot::Small { key, term, words };
-        }
-        KeySlot::large(key, long_key, PairCount::new(namespace, policy, count))
-    }
-
-    /// Returns the counts of the partition key with this index, none of which is packed any longer.
-    fn partition_mut(&mut self, index: usize) -> Option<&mut Partition> {
-        let slot = self.slots.get_mut(index)?;
-        if let KeySlot::Small { key, term, words } = *slot {
-            let stated = self.terms.get(term);
-            let (namespace, policy) = (stated.namespace.clone(), stated.policy.clone());
-            *slot = KeySlot::large(
-                key,
-                None,
-                PairCount { namespace, policy, count: AnyCount::of_term(words, stated) },
-            );
-            self.terms.release(term);
-        }
-        match slot {
-            KeySlot::Large { large, .. } => Some(&mut large.partition),
-            KeySlot::Small { .. } => None,
-        }
     }
 
     /// Returns a count that is not packed, if it is stored.
@@ -152,67 +106,63 @@ impl KeyShard {
         policy: &Policy,
     ) -> Option<&mut PairCount> {
         match self.slots.get_mut(index)? {
-            KeySlot::Large { large, .. } => large.partition.count_mut(namespace, policy),
-            KeySlot::Small { .. } => None,
+            KeySlot::Large { large, .. } => large.partition.count_mut(namespace, policy, 0),
+            KeySlot::Small { .. } | KeySlot::Several { .. } => None,
         }
     }
 
-    /// Returns the count of a pair, if it is stored.
+    /// Returns the count of a pair, if it is stored. Searches at the likely position among those of its key first.
     pub(super) fn count(
         &self,
-        index: usize,
+        key: usize,
         namespace: &Namespace,
         policy: &Policy,
+        likely: usize,
     ) -> Option<StoredCount<'_>> {
-        match self.slots.get(index)? {
-            KeySlot::Large { large, .. } => {
-                Some(StoredCount::Large(&large.partition.count(namespace, policy)?.count))
-            }
-            KeySlot::Small { term, words, .. } => {
-                let term = self.terms.get(*term);
-                term.is_of(namespace, policy).then(|| StoredCount::Unpacked(AnyCount::of_term(*words, term)))
-            }
+        let slot = self.slots.get(key)?;
+        if let KeySlot::Large { large, .. } = slot {
+            return Some(StoredCount::Large(&large.partition.count(namespace, policy, likely)?.count));
         }
+        let TermCount { term, words } = slot.packed(&self.terms, namespace, policy, likely)?;
+        Some(StoredCount::Unpacked(AnyCount::of_term(words, self.terms.get(term))))
     }
 
-    /// Charges a pair, and stores it if it is new. Returns the receipt, if the purpose has receipts.
-    pub(super) fn charge(
+    /// Returns the count of a pair, or an empty one. The partition key has this index, or none if it is not stored.
+    pub(super) fn count_or_empty(
+        &self,
+        key: Option<usize>,
+        namespace: &Namespace,
+        policy: &Policy,
+        likely: usize,
+    ) -> StoredCount<'_> {
+        let stored = key.and_then(|key| self.count(key, namespace, policy, likely));
+        stored.unwrap_or_else(|| StoredCount::Large(AnyCount::empty(policy)))
+    }
+
+    /// Decides a check of a pair, and stores the pair if it is new. The partition key has this index, or none if it is not stored. Returns
+    /// `None` if there is no room for a record.
+    pub(super) fn decide_or_insert(
         &mut self,
+        index: Option<usize>,
         key: &PartitionKey,
         namespace: &Namespace,
-        purpose: Purpose,
-        pair: PairRef<'_>,
-        clock: u64,
-        generations: &Generations,
-    ) -> Receipt {
-        let index = self.slots.seek(key);
-        if let Some(count) = index.and_then(|index| self.large_count_mut(index, namespace, pair.policy)) {
-            return count.charge(pair, clock, purpose, generations);
+        likely: usize,
+        check: &mut Single<'_>,
+    ) -> Option<()> {
+        if let Some(decided) = index.and_then(|index| self.decide(index, namespace, likely, check)) {
+            return decided;
         }
-        let packed = match index.and_then(|index| self.count(index, namespace, pair.policy)) {
-            Some(StoredCount::Unpacked(count)) => Some(count),
-            _ => None,
-        };
-        let is_packed = packed.is_some();
-        let mut count = packed.unwrap_or_else(|| AnyCount::new(pair.policy, pair.is_shadow));
-        count.note_charge(pair.is_shadow);
-        let receipt = count.charge(clock, pair, purpose, generations);
-        let count = count.packed(pair.policy);
-        match index {
-            Some(index) if is_packed => self.replace(index, namespace, pair.policy, count),
-            index => self.insert(index, key, namespace, pair.policy, count),
+        let count = AnyCount::decide_packed(None, check)?;
+        if check.changes() {
+            self.insert(index, key, namespace, check.pair.policy, count);
         }
-        receipt
+        Some(())
     }
 
     /// Removes the usage of a pair, if it is stored. The partition key with this index may be idle then.
     pub(super) fn reset(&mut self, index: usize, namespace: &Namespace, policy: &Policy) {
-        match self.slots.get_mut(index) {
-            Some(KeySlot::Large { large, .. }) => large.partition.remove(namespace, policy),
-            Some(KeySlot::Small { term, .. }) if self.terms.get(*term).is_of(namespace, policy) => {
-                self.replace(index, namespace, policy, AnyCount::new(policy, true).packed(policy));
-            }
-            _ => {}
+        if let Some(slot) = self.slots.get_mut(index) {
+            slot.remove(&mut self.terms, namespace, policy);
         }
     }
 
@@ -276,17 +226,15 @@ impl KeyShard {
     /// are none. `None` if there is no such key.
     fn drop_idle(&mut self, index: usize, now: u64) -> Option<u64> {
         let slot = self.slots.get_mut(index)?;
-        if let KeySlot::Large { large, .. } = slot {
-            // An idle policy must not stay because another policy of the same key is in use.
-            large.partition.retain(|count| count.idle_at() > now);
-        }
+        // An idle policy must not stay because another policy of the same key is in use.
+        slot.remove_idle(&mut self.terms, now);
         Some(slot.idle_at(&self.terms))
     }
 
     /// Removes the partition key with this index. The last one receives its index.
     fn remove(&mut self, index: usize) {
-        if let Some(KeySlot::Small { term, .. }) = self.slots.swap_remove(index) {
-            self.terms.release(term);
+        if let Some(removed) = self.slots.swap_remove(index) {
+            removed.release(&mut self.terms);
         }
         if let Some(moved) = self.slots.get(index) {
             self.due.lower(index / GROUP, moved.idle_at(&self.terms));
@@ -409,9 +357,7 @@ impl<'a> LockedShards<'a> {
     pub(super) fn counts<'c>(&'c self, check: &Check) -> Vec<StoredCount<'c>> {
         let count = |(i, pair): (usize, &Pair)| {
             let shard = self.shard(i);
-            let index = shard.slots.index_of(&self.keys[i]);
-            let stored = index.and_then(|index| shard.count(index, check.scope(), &pair.policy));
-            stored.unwrap_or_else(|| StoredCount::Unpacked(AnyCount::new(&pair.policy, true)))
+            shard.count_or_empty(shard.slots.index_of(&self.keys[i]), check.scope(), &pair.policy, i)
         };
         check.pairs().iter().enumerate().map(count).collect()
     }
@@ -476,24 +422,113 @@ pub(super) fn shard_of(key: &PartitionKey) -> usize {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::{super::numbers, *};
+    use crate::{
+        backend::generation::Generations,
+        policy::{Algorithm, Rate},
+    };
+
+    const SECOND: u64 = 1_000_000;
+
+    fn check(key: &str, policy: &Policy) -> Check {
+        Check::new([Pair::new(PartitionKey::new("user", key), policy.clone(), 1)]).unwrap()
+    }
+
+    /// Decides a check of one pair.
+    fn decide(shard: &mut KeyShard, check: &Check, clock: u64) {
+        let generations = Generations::new();
+        let [pair] = check.pairs() else { panic!("one pair") };
+        let index = shard.slots.seek(&pair.key);
+        let mut single = Single::new(pair.borrowed(), check.purpose(), clock, &generations);
+        shard.decide_or_insert(index, &pair.key, check.scope(), 0, &mut single).unwrap();
+    }
+
+    fn log(name: &str, seconds: u64) -> Policy {
+        Policy::new(name, 10, Duration::from_secs(seconds)).unwrap()
+    }
+
+    fn bucket(name: &str, quota: u32) -> Policy {
+        Policy::token_bucket(name, quota, Rate::new(quota, Duration::from_secs(20))).unwrap()
+    }
 
     /// Otherwise, every new key at the bound would search all shards for a key that is no longer stored.
     #[test]
     fn eviction_updates_first_due() {
-        let (mut shard, generations) = (KeyShard::default(), Generations::new());
-        let check = |value, seconds| {
-            let policy = Policy::new("p", 10, Duration::from_secs(seconds)).unwrap();
-            Check::new([Pair::new(PartitionKey::new("user", value), policy, 1)]).unwrap()
-        };
-        for check in [check("a", 1), check("b", 60)] {
-            let [pair] = check.pairs() else { panic!("one pair") };
-            shard.charge(&pair.key, check.scope(), Purpose::Charge, pair.borrowed(), 1_000_000, &generations);
+        let mut shard = KeyShard::default();
+        for (key, seconds) in [("a", 1), ("b", 60)] {
+            decide(&mut shard, &check(key, &log("p", seconds)), SECOND);
         }
-        for (value, first_due, next_due) in [("a", 2_000_000, 61_000_000), ("b", 61_000_000, u64::MAX)] {
+        for (key, first_due, next_due) in [("a", 2 * SECOND, 61 * SECOND), ("b", 61 * SECOND, u64::MAX)] {
             assert_eq!(shard.first_due(), first_due);
-            assert_eq!(shard.evict(&PartitionKey::new("user", value), 1_000_000, 0.5), Some(1));
+            assert_eq!(shard.evict(&PartitionKey::new("user", key), SECOND, 0.5), Some(1));
             assert_eq!(shard.first_due(), next_due);
+        }
+    }
+
+    /// Otherwise, a key with three policies would take six times the memory of a key with one.
+    #[test]
+    fn key_with_several_policies_is_packed() {
+        let (mut shard, policies) = (KeyShard::default(), [log("a", 1), bucket("b", 10), log("c", 60)]);
+        let packed = |shard: &KeyShard| shard.slots.get(0).map(|slot| slot.packed_counts().count());
+        for (i, policy) in policies.iter().enumerate() {
+            decide(&mut shard, &check("k", policy), SECOND);
+            assert_eq!(packed(&shard), Some(i + 1));
+        }
+        decide(&mut shard, &check("k", &policies[1]), SECOND);
+        assert_eq!(packed(&shard), Some(3));
+        // The first log is idle, and then the bucket.
+        for (now, left) in [(2 * SECOND, 2), (5 * SECOND, 1)] {
+            assert!(!shard.remove_if_idle(&PartitionKey::new("user", "k"), now));
+            assert_eq!(packed(&shard), Some(left));
+        }
+        assert!(matches!(shard.slots.get(0), Some(KeySlot::Small { .. })));
+        decide(&mut shard, &check("k", &policies[1]), 5 * SECOND);
+        assert_eq!(packed(&shard), Some(2));
+        // A second record.
+        decide(&mut shard, &check("k", &policies[2]), 5 * SECOND);
+        assert!(matches!(shard.slots.get(0), Some(KeySlot::Large { .. })));
+        assert_eq!(shard.terms.counts().count(), 0);
+    }
+
+    /// Random changes of keys with up to seven policies.
+    #[test]
+    fn terms_count_the_packed_counts() {
+        let (mut shard, mut random, mut clock) = (KeyShard::default(), numbers(), SECOND);
+        // Two quotas of one bucket, and a policy whose counts are never packed.
+        let mut policies = vec![bucket("a", 10), bucket("a", 20), bucket("b", 10), log("c", 1), log("d", 9)];
+        policies.push(log("e", 3).with_algorithm(Algorithm::FixedWindow).unwrap());
+        policies.push(Policy::in_flight("f", 10).unwrap());
+        let keys = ["k", "l", "m", "n", "a key that is longer than what a slot holds itself"];
+        for step in 0..40_000 {
+            let (key, policy) = (keys[random(keys.len())], &policies[random(policies.len())]);
+            let check = check(key, policy);
+            let [pair] = check.pairs() else { panic!("one pair") };
+            match random(20) {
+                0 => {
+                    if let Some(index) = shard.slots.index_of(&pair.key) {
+                        shard.reset(index, check.scope(), policy);
+                        shard.remove_if_idle(&pair.key, clock);
+                    }
+                }
+                1 => drop(shard.evict(&pair.key, clock, 0.5)),
+                2 => clock += random(3) as u64 * SECOND,
+                3 => drop(shard.remove_idle(clock, 2)),
+                4 => decide(&mut shard, &check.clone().with_purpose(Purpose::Reserve), clock),
+                5 => decide(&mut shard, &check.clone().with_purpose(Purpose::Peek), clock),
+                6 => decide(&mut shard, &Check::new([pair.clone().shadow()]).unwrap(), clock),
+                _ => decide(&mut shard, &check, clock),
+            }
+            let mut counts = [0; 64];
+            for slot in (0..shard.slots.len()).filter_map(|index| shard.slots.get(index)) {
+                slot.packed_counts().for_each(|count| counts[usize::from(count.term)] += 1);
+            }
+            let of_terms: Vec<u32> = shard.terms.counts().collect();
+            assert_eq!(of_terms[..], counts[..of_terms.len()], "step {step}");
+            assert!(counts[of_terms.len()..].iter().all(|count| *count == 0), "step {step}");
+            if step % 2_000 == 0 {
+                (0..shard.slots.len()).for_each(|_| shard.remove(0));
+                assert_eq!((shard.slots.len(), shard.terms.counts().count()), (0, 0), "step {step}");
+            }
         }
     }
 }

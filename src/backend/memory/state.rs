@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::{
     any_count::{AnyCount, Single},
     clock::Clock,
-    shard::{KeyShard, LockedShards, PairReading, SHARDS, StoredCount, read, shard_of},
+    shard::{KeyShard, LockedShards, PairReading, SHARDS, read, shard_of},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
@@ -151,10 +151,10 @@ impl MemoryState {
         }
     }
 
-    fn decide_several<'p>(
+    fn decide_several(
         &self,
         namespace: &Namespace,
-        pairs: &[PairRef<'p>],
+        pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
         let key = pairs.first()?.key.bounded();
@@ -162,34 +162,39 @@ impl MemoryState {
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        let index = shard.slots.seek(&key);
-        let count = |pair: &PairRef<'p>| {
-            let stored = index.and_then(|index| shard.count(index, namespace, pair.policy));
-            stored.unwrap_or_else(|| StoredCount::Large(AnyCount::empty(pair.policy)))
-        };
-        let counts: SmallVec<[StoredCount<'_>; FEW_PAIRS]> = pairs.iter().map(count).collect();
-        let readings: SmallVec<[PairReading<'_>; FEW_PAIRS]> =
-            pairs.iter().zip(&counts).map(|(pair, count)| count.read(*pair, purpose, clock)).collect();
-        let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
-        let (mut statuses, mut charged) = (Statuses::with_capacity(pairs.len()), [false; MAX_PAIRS]);
-        for (PairReading { pair, reading, fits }, is_charged) in readings.iter().zip(&mut charged) {
-            *is_charged = is_admitted && *fits && pair.is_chargeable(purpose);
-            if *is_charged && !reading.has_room() {
-                return None;
+        let mut index = shard.slots.seek(&key);
+        let (mut is_admitted, mut is_charged) = (true, false);
+        for (i, pair) in pairs.iter().enumerate() {
+            let count = shard.count_or_empty(index, namespace, pair.policy, i);
+            let PairReading { reading, fits, .. } = count.read(*pair, purpose, clock);
+            if !fits && !pair.is_shadow {
+                is_admitted = false;
+                break;
             }
-            statuses.push(reading.status(*pair, clock, *fits, *is_charged));
+            if fits && pair.is_chargeable(purpose) {
+                is_charged = true;
+                if !reading.has_room() {
+                    return None;
+                }
+            }
         }
-        drop(readings);
-        drop(counts);
-        let adds_key = index.is_none() && charged.contains(&true);
-        self.reserve(usize::from(adds_key), purpose, &mut 0).ok()?;
-        let mut receipts = Vec::new();
-        for (pair, is_charged) in pairs.iter().zip(charged).filter(|_| is_admitted) {
-            let receipt = (is_charged && purpose != Purpose::Peek)
-                .then(|| shard.charge(&key, namespace, purpose, *pair, clock, &self.generations));
-            if purpose.has_receipts() {
-                receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
+        let (mut statuses, mut receipts) = (Statuses::with_capacity(pairs.len()), Vec::new());
+        if !is_admitted {
+            for (i, pair) in pairs.iter().enumerate() {
+                let count = shard.count_or_empty(index, namespace, pair.policy, i);
+                let PairReading { reading, fits, .. } = count.read(*pair, purpose, clock);
+                statuses.push(reading.status(*pair, clock, fits, false));
             }
+            return Some(Decision::from_statuses(clock, statuses, receipts));
+        }
+        let adds_key = index.is_none() && is_charged;
+        self.reserve(usize::from(adds_key), purpose, &mut 0).ok()?;
+        for (i, pair) in pairs.iter().enumerate() {
+            let mut check = Single::new(*pair, purpose, clock, &self.generations);
+            shard.decide_or_insert(index, &key, namespace, i, &mut check)?;
+            index = index.or_else(|| shard.slots.seek(&key));
+            statuses.push(check.status());
+            receipts.extend(check.receipt());
         }
         if adds_key && purpose != Purpose::Peek {
             self.note_due(&shard);
@@ -207,7 +212,7 @@ impl MemoryState {
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let mut check = Single::new(pair, purpose, clock, &self.generations);
         let index = shard.slots.seek(&key);
-        match index.and_then(|index| shard.decide(index, namespace, &mut check)) {
+        match index.and_then(|index| shard.decide(index, namespace, 0, &mut check)) {
             Some(decided) => decided?,
             None => {
                 let count = AnyCount::decide_packed(None, &mut check)?;
@@ -270,12 +275,15 @@ impl MemoryState {
         }
 
         for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
-            let receipt = (*is_charged && purpose != Purpose::Peek).then(|| {
+            let mut charge = Single::new(pairs[i].borrowed(), purpose, clock, &self.generations);
+            if *is_charged && purpose != Purpose::Peek {
                 let (shard, key) = locked.shard_mut(i);
-                shard.charge(key, check.scope(), purpose, pairs[i].borrowed(), clock, &self.generations)
-            });
+                let index = shard.slots.seek(key);
+                // It has room, as its reading states.
+                let _ = shard.decide_or_insert(index, key, check.scope(), i, &mut charge);
+            }
             if purpose.has_receipts() {
-                receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
+                receipts.push(charge.receipt().unwrap_or(Receipt::NO_CHARGE));
             }
         }
         if new_keys > 0 && purpose != Purpose::Peek {
@@ -359,7 +367,7 @@ impl MemoryState {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::partition::KeySlot, *};
+    use super::{super::key_slot::KeySlot, *};
     use crate::policy::Policy;
 
     /// Otherwise, a counter beside a gate would take three times the memory of a counter.

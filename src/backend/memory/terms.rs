@@ -46,6 +46,12 @@ impl TermTable {
         Some(index as u8)
     }
 
+    /// Returns how many counts have each term.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|term| term.counts)
+    }
+
     /// Notes that a count has this term no longer.
     pub(super) fn release(&mut self, term: u8) {
         self.0[usize::from(term)].counts -= 1;
