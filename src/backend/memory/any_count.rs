@@ -75,7 +75,7 @@ macro_rules! define_any_count {
             }
 
             /// Decides a check of one pair. Returns `None` if the record is full.
-            #[inline(always)]
+            #[inline(never)]
             pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
                 match self {
                     $($(#[$attribute])* Self::$variant(count, _) => check.decide(count),)*
