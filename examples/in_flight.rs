@@ -63,7 +63,7 @@ async fn start(
 ) -> Result<Vec<Decision>, Box<dyn Error>> {
     let mut running = Vec::new();
     for _ in 0..exports {
-        let decision = limiter.check(&tenant).await?;
+        let decision = limiter.check(tenant).await?;
         if decision.is_admitted() {
             running.push(decision);
         }
