@@ -14,7 +14,7 @@ local function refund_tokens(i, refund_from)
 
   refund_from(i + 1)
 
-  -- A value of another size has no receipts.
+  -- The form without receipts has nothing to refund.
   if not value or #value ~= TOKENS_SIZE then return end
   local generation, last, used, parts = parse(TOKENS_FORMAT, value)
   if generation ~= receipt_generation or last > now + window then return end

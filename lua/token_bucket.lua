@@ -71,12 +71,13 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       call('SET', key, stored, 'PX', (reset_after + -reset_after % 1000) / 1000 + extra_ttl)
     elseif purpose ~= PEEK then
       local full_at, refilled_in = now + reset_after, (capacity + -capacity % parameter) / parameter
+      -- The key expires after all units have returned, at most the time of a full capacity later.
       if full_at <= expires_at and expires_at <= full_at + refilled_in then
         call('SETRANGE', key, '0', pack(PLAIN_TOKENS_FORMAT, at, used, window, expires_at))
       else
         -- The key lives for twice as long, so that most charges need not set when it expires.
-        local lives = reset_after
-        if reset_after <= refilled_in then lives = 2 * reset_after end
+        local lives = reset_after + refilled_in
+        if reset_after < refilled_in then lives = 2 * reset_after end
         local stored = pack(PLAIN_TOKENS_FORMAT, at, used, window, now + lives)
         call('SET', key, stored, 'PX', (lives + -lives % 1000) / 1000 + extra_ttl)
       end

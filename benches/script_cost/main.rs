@@ -16,7 +16,7 @@
 //! also measures the check script of another folder, and prints the ratio of both. The folder may be that of another revision:
 //! `git worktree add --detach ../before REVISION`. The arguments and the stored layout of both must be the same.
 //!
-//! With `parts`, it counts the instructions of the commands of a log and of a GCRA, and those that the rest of their checks takes. It needs
+//! With `parts`, it counts the instructions of the commands of a log and of a GCRA, and what the rest of each check takes. It needs
 //! valgrind, and takes a minute.
 //!
 //! With `server-time`, it measures the longest time of one call on the server, at the largest number of records. It takes about a minute,

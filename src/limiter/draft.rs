@@ -225,8 +225,8 @@ pub trait IntoDraft {
     /// Returns the [`KeyError`] of a `Result`.
     fn into_draft(self) -> Result<Draft, KeyError>;
 
-    /// Returns the key, if the draft would be this key at 1 unit of each policy of the limiter, and nothing else. Then a limiter that
-    /// decides at once needs no draft. The default is `None`.
+    /// Returns the key, if [`into_draft`](Self::into_draft) would return [`Draft::check`] of this key at 1 unit. Otherwise, and by default,
+    /// returns `None`. [`Limiter::check`](crate::Limiter::check) may use the key in place of the draft, so both must state the same.
     fn as_key(&self) -> Option<&PartitionKey> {
         None
     }

@@ -85,10 +85,12 @@ impl Limiter {
     /// is admitted without a status. If the draft [reserves](Draft::reserve), the check is a plain charge: use [`reserve`](Self::reserve).
     #[inline]
     pub fn check(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
-        let of_key = |key| UsualPart { key, costs: None, is_shadow: false };
-        match draft.as_key().and_then(|key| self.decide_part_now(of_key(key), Purpose::Charge)) {
+        let Some(key) = draft.as_key() else {
+            return self.decide_draft(draft.into_draft(), Purpose::Charge);
+        };
+        match self.decide_part_now(UsualPart { key, costs: None, is_shadow: false }, Purpose::Charge) {
             Some(decision) => LimiterFuture(NowOrLater::now(Ok(decision))),
-            None => self.decide_draft(draft.into_draft(), Purpose::Charge),
+            None => self.decide_any_draft(draft.into_draft(), Purpose::Charge),
         }
     }
 

@@ -257,7 +257,7 @@ async fn token_bucket_in_use_is_changed_in_place() {
         assert_eq!(size(), 27, "{engine:?}");
         let checked = limiter.check(alice()).await.unwrap();
         assert_eq!((checked.statuses()[0].remaining(), size()), (889, 27), "{engine:?}");
-        backend.refund(&reserved.refund(10)).await.unwrap();
+        backend.refund(&reserved.refund(0)).await.unwrap();
         let checked = limiter.check(alice()).await.unwrap();
         assert_eq!((checked.statuses()[0].remaining(), size()), (898, 27), "{engine:?}");
         limiter.reset(alice()).await.unwrap();

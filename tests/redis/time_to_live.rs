@@ -6,6 +6,7 @@ use tokio::time::timeout;
 use tower_sliding_window::{
     Algorithm, Decision, Policy,
     backend::{Backend, Purpose},
+    policy::Rate,
 };
 
 use super::{
@@ -261,6 +262,29 @@ async fn refund_keeps_time_to_live_within_window() {
         // The emptied keys can be charged again.
         let decision = limiter.check(alice()).await.unwrap();
         assert_expires_in_time(engine, &mut admin, &decision);
+    }
+}
+
+/// Otherwise, a key whose units return sooner than before would be kept for the longer time.
+#[tokio::test]
+async fn faster_rate_shortens_time_to_live_of_token_bucket() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = backend(&server).await;
+        let mut admin = Admin::at(&server);
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        let lives_after = [(1, 500, 999, 1_000), (100, 1, 9, 11)];
+        for (units_per_minute, cost, at_least, at_most) in lives_after {
+            let rate = Rate::new(units_per_minute, minutes(1));
+            let limiter = limiter(backend.clone(), [Policy::token_bucket("bucket", 1_000, rate).unwrap()]);
+            assert!(limiter.check((alice(), cost)).await.unwrap().is_admitted(), "{engine:?}");
+            let key = admin.only_key();
+            let lives = admin.time_to_live(&key).expect("a time to live");
+            assert!(
+                (minutes(at_least)..=minutes(at_most)).contains(&lives),
+                "{engine:?}, {units_per_minute} per minute: {lives:?}"
+            );
+        }
     }
 }
 

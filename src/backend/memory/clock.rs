@@ -27,7 +27,7 @@ impl Clock {
     }
 }
 
-/// Returns the microseconds since an arbitrary instant. It is the clock of [`Instant`](std::time::Instant), which would take twice as many
+/// Returns the microseconds since an arbitrary instant. Reads the clock of [`Instant`](std::time::Instant) directly, in half as many
 /// instructions.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[inline]

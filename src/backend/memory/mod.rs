@@ -22,7 +22,6 @@ mod count;
 mod due;
 mod held;
 mod key_map;
-mod key_slot;
 mod log;
 mod partition;
 mod records;

@@ -1,12 +1,348 @@
-//! The counts of one partition key that are not packed, one for every policy.
+//! What a shard stores of one partition key: a count for every policy. Most keys are short, and most counts are two words. Such a key needs
+//! no memory of its own for one policy, and three words for each of several.
 
 use std::{mem, slice};
 
-use super::any_count::{AnyCount, PackedCount, Single};
+use super::{
+    any_count::{AnyCount, PackedCount, Single},
+    key_map::Keyed,
+    terms::{Term, TermTable},
+};
 use crate::{
     check::{Namespace, PairRef},
+    key::PartitionKey,
     policy::Policy,
 };
+
+/// The length of the longest key that a slot holds itself.
+const SHORT: usize = 37;
+
+/// A partition key with its usage under every policy. It holds the term of each packed count.
+pub(super) enum KeySlot {
+    /// One packed count.
+    Small {
+        key: ShortKey,
+        term: u8,
+        words: [u64; 2],
+    },
+    /// Several packed counts, or none.
+    Several {
+        key: ShortKey,
+        counts: Box<[TermCount]>,
+    },
+    Large {
+        key: ShortKey,
+        large: Box<Large>,
+    },
+}
+
+/// A key of at most [`SHORT`] bytes. That of a longer key is empty.
+#[derive(Clone, Copy)]
+pub(super) struct ShortKey {
+    length: u8,
+    buffer: [u8; SHORT],
+}
+
+/// A packed count, with the number of its term.
+#[derive(Clone, Copy)]
+pub(super) struct TermCount {
+    pub(super) term: u8,
+    pub(super) words: [u64; 2],
+}
+
+pub(super) struct Large {
+    long_key: Option<Box<[u8]>>,
+    pub(super) partition: Partition,
+}
+
+impl KeySlot {
+    /// Returns the slot of a key with one count.
+    pub(super) fn new(
+        terms: &mut TermTable,
+        key: &PartitionKey,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: PackedCount,
+    ) -> Self {
+        let (key, long_key) = ShortKey::new(key);
+        if long_key.is_none()
+            && let Some(TermCount { term, words }) = TermCount::new(terms, namespace, policy, &count)
+        {
+            return Self::Small { key, term, words };
+        }
+        let partition = Partition::One(PairCount::new(namespace, policy, count));
+        Self::Large { key, large: Box::new(Large { long_key, partition }) }
+    }
+
+    /// Adds the count of a policy that is not stored.
+    pub(super) fn push(
+        &mut self,
+        terms: &mut TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: PackedCount,
+    ) {
+        if !matches!(self, Self::Large { .. })
+            && let Some(packed) = TermCount::new(terms, namespace, policy, &count)
+        {
+            let mut counts = self.take_packed();
+            counts.reserve_exact(1);
+            counts.push(packed);
+            self.set_packed(counts);
+        } else if let Some(partition) = self.unpack(terms) {
+            partition.push(PairCount::new(namespace, policy, count));
+        }
+    }
+
+    /// Replaces the packed count of a policy.
+    pub(super) fn replace(
+        &mut self,
+        terms: &mut TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: PackedCount,
+    ) {
+        let Some((term, words)) = self.packed_mut(terms, namespace, policy, 0) else { return };
+        if let Some(packed) = TermCount::new(terms, namespace, policy, &count) {
+            terms.release(mem::replace(term, packed.term));
+            *words = packed.words;
+        } else if let Some(stored) =
+            self.unpack(terms).and_then(|partition| partition.count_mut(namespace, policy, 0))
+        {
+            *stored = PairCount::new(namespace, policy, count);
+        }
+    }
+
+    /// Removes the count of a policy.
+    pub(super) fn remove(&mut self, terms: &mut TermTable, namespace: &Namespace, policy: &Policy) {
+        match self {
+            Self::Large { large, .. } => large.partition.remove(namespace, policy),
+            _ => self.retain_packed(terms, |_, term| !term.is_of(namespace, policy)),
+        }
+    }
+
+    /// Removes the counts of all policies that are idle at `now`, if there are several.
+    pub(super) fn remove_idle(&mut self, terms: &mut TermTable, now: u64) {
+        match self {
+            Self::Small { .. } => {}
+            Self::Several { .. } => {
+                self.retain_packed(terms, |words, term| {
+                    AnyCount::of_term(words, term).idle_at(&term.policy) > now
+                });
+            }
+            Self::Large { large, .. } => large.partition.retain(|count| count.idle_at() > now),
+        }
+    }
+
+    /// Releases all terms of a slot that is not stored any longer.
+    pub(super) fn release(&self, terms: &mut TermTable) {
+        self.packed_counts().for_each(|count| terms.release(count.term));
+    }
+
+    /// Returns the packed counts.
+    pub(super) fn packed_counts(&self) -> impl Iterator<Item = TermCount> {
+        let (one, several) = match self {
+            Self::Small { term, words, .. } => (Some(TermCount { term: *term, words: *words }), &[][..]),
+            Self::Several { counts, .. } => (None, &counts[..]),
+            Self::Large { .. } => (None, &[][..]),
+        };
+        one.into_iter().chain(several.iter().copied())
+    }
+
+    /// Returns the term and the words of the packed count of a policy, if it is stored. Searches at the likely position first.
+    #[inline(always)]
+    pub(super) fn packed_mut(
+        &mut self,
+        terms: &TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        likely: usize,
+    ) -> Option<(&mut u8, &mut [u64; 2])> {
+        match self {
+            Self::Small { term, words, .. } => {
+                terms.get(*term).is_of(namespace, policy).then_some((term, words))
+            }
+            Self::Several { counts, .. } => {
+                let position = TermCount::position(counts, terms, namespace, policy, likely)?;
+                counts.get_mut(position).map(|TermCount { term, words }| (term, words))
+            }
+            Self::Large { .. } => None,
+        }
+    }
+
+    /// Returns the packed count of a policy, if it is stored. Searches at the likely position first.
+    pub(super) fn packed(
+        &self,
+        terms: &TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        likely: usize,
+    ) -> Option<TermCount> {
+        match self {
+            &Self::Small { term, words, .. } => {
+                terms.get(term).is_of(namespace, policy).then_some(TermCount { term, words })
+            }
+            Self::Several { counts, .. } => {
+                counts.get(TermCount::position(counts, terms, namespace, policy, likely)?).copied()
+            }
+            Self::Large { .. } => None,
+        }
+    }
+
+    /// Removes the packed counts that are not kept, and releases their terms.
+    fn retain_packed(&mut self, terms: &mut TermTable, is_kept: impl Fn([u64; 2], &Term) -> bool) {
+        let mut counts = self.take_packed();
+        counts.retain(|TermCount { term, words }| {
+            let is_kept = is_kept(*words, terms.get(*term));
+            if !is_kept {
+                terms.release(*term);
+            }
+            is_kept
+        });
+        self.set_packed(counts);
+    }
+
+    /// Takes the packed counts out.
+    fn take_packed(&mut self) -> Vec<TermCount> {
+        match self {
+            Self::Small { term, words, .. } => vec![TermCount { term: *term, words: *words }],
+            Self::Several { counts, .. } => mem::take(counts).into_vec(),
+            Self::Large { .. } => Vec::new(),
+        }
+    }
+
+    /// Stores these packed counts, and no others.
+    fn set_packed(&mut self, counts: Vec<TermCount>) {
+        let key = self.short_key();
+        *self = match counts[..] {
+            [TermCount { term, words }] => Self::Small { key, term, words },
+            _ => Self::Several { key, counts: counts.into() },
+        };
+    }
+
+    /// Returns the counts, none of which is packed any longer.
+    fn unpack(&mut self, terms: &mut TermTable) -> Option<&mut Partition> {
+        if !matches!(self, Self::Large { .. }) {
+            let unpacked = |TermCount { term, words }| {
+                let stated = terms.get(term);
+                let (namespace, policy) = (stated.namespace.clone(), stated.policy.clone());
+                let count = PairCount { namespace, policy, count: AnyCount::of_term(words, stated) };
+                terms.release(term);
+                count
+            };
+            let counts = self.take_packed().into_iter().map(unpacked).collect();
+            let large = Large { long_key: None, partition: Partition::new(counts) };
+            *self = Self::Large { key: self.short_key(), large: Box::new(large) };
+        }
+        match self {
+            Self::Large { large, .. } => Some(&mut large.partition),
+            _ => None,
+        }
+    }
+
+    fn short_key(&self) -> ShortKey {
+        match self {
+            Self::Small { key, .. } | Self::Several { key, .. } | Self::Large { key, .. } => *key,
+        }
+    }
+
+    /// Calls `each` with every count and its policy.
+    fn each_count(&self, terms: &TermTable, mut each: impl FnMut(&Policy, &AnyCount)) {
+        if let Self::Large { large, .. } = self {
+            large.partition.counts().iter().for_each(|pair| each(&pair.policy, &pair.count));
+        }
+        for TermCount { term, words } in self.packed_counts() {
+            let term = terms.get(term);
+            each(&term.policy, &AnyCount::of_term(words, term));
+        }
+    }
+
+    /// Returns the instant at which all policies are idle. 0 if there are none.
+    pub(super) fn idle_at(&self, terms: &TermTable) -> u64 {
+        let mut idle_at = 0;
+        self.each_count(terms, |policy, count| idle_at = idle_at.max(count.idle_at(policy)));
+        idle_at
+    }
+
+    /// Returns the units in use at `now`, over all policies.
+    pub(super) fn used(&self, terms: &TermTable, now: u64) -> u64 {
+        let mut used = 0;
+        self.each_count(terms, |policy, count| used += count.read(now, policy).used());
+        used
+    }
+
+    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
+    pub(super) fn share(&self, terms: &TermTable, now: u64) -> f64 {
+        let mut largest: f64 = 0.0;
+        self.each_count(terms, |policy, count| {
+            if !count.is_shadow() {
+                let used = count.read(now, policy).used() as f64;
+                // A key with held units is never evicted.
+                let quota = if policy.properties().is_held { 1.0 } else { f64::from(policy.quota_units()) };
+                largest = largest.max(used / quota);
+            }
+        });
+        largest
+    }
+}
+
+impl Keyed for KeySlot {
+    #[inline]
+    fn key(&self) -> &[u8] {
+        match self {
+            Self::Small { key, .. } | Self::Several { key, .. } => key.as_bytes(),
+            Self::Large { key, large } => large.long_key.as_deref().unwrap_or_else(|| key.as_bytes()),
+        }
+    }
+}
+
+impl ShortKey {
+    /// Returns a short key, or an empty one and the bytes of a longer key.
+    fn new(key: &PartitionKey) -> (Self, Option<Box<[u8]>>) {
+        let (bytes, mut short) = (key.as_bytes(), Self { length: 0, buffer: [0; SHORT] });
+        match short.buffer.get_mut(..bytes.len()) {
+            Some(buffer) => {
+                buffer.copy_from_slice(bytes);
+                // At most `SHORT`.
+                short.length = bytes.len() as u8;
+                (short, None)
+            }
+            None => (short, Some(bytes.into())),
+        }
+    }
+
+    #[inline]
+    fn as_bytes(&self) -> &[u8] {
+        self.buffer.get(..usize::from(self.length)).unwrap_or_default()
+    }
+}
+
+impl TermCount {
+    /// Returns the position of the count of a policy, if it is stored. Searches at the likely position first.
+    fn position(
+        counts: &[Self],
+        terms: &TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        likely: usize,
+    ) -> Option<usize> {
+        position(counts, namespace, policy, likely, |count| {
+            let term = terms.get(count.term);
+            (&term.namespace, &term.policy)
+        })
+    }
+
+    /// Packs a count, and acquires its term. Returns `None` if the count is not two words, or if there are too many terms.
+    fn new(
+        terms: &mut TermTable,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: &PackedCount,
+    ) -> Option<Self> {
+        let PackedCount::Words { words, is_shadow } = *count else { return None };
+        Some(Self { term: terms.acquire(namespace, policy, is_shadow)?, words })
+    }
+}
 
 /// The usage of one partition key under every policy. One count needs no memory of its own.
 pub(super) enum Partition {
@@ -24,7 +360,7 @@ pub(super) struct PairCount {
 }
 
 impl Partition {
-    pub(super) fn new(counts: Vec<PairCount>) -> Self {
+    fn new(counts: Vec<PairCount>) -> Self {
         match <[PairCount; 1]>::try_from(counts) {
             Ok([count]) => Self::One(count),
             Err(counts) => Self::Several(counts.into()),
@@ -136,7 +472,7 @@ impl PairCount {
 
 /// Returns the position of the count of a policy, if it is stored. Searches at the likely position first. `pair` states the policy of a count.
 #[inline]
-pub(super) fn position<'c, C>(
+fn position<'c, C>(
     counts: &'c [C],
     namespace: &Namespace,
     policy: &Policy,
@@ -163,10 +499,14 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        check::{Check, Pair},
-        key::PartitionKey,
-    };
+    use crate::check::{Check, Pair};
+
+    /// A row of slots takes the memory of its keys, and little more.
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn slot_is_seven_words() {
+        assert_eq!((size_of::<KeySlot>(), size_of::<TermCount>()), (56, 24));
+    }
 
     #[test]
     fn partition_holds_count_of_every_policy_until_removed() {

@@ -6,8 +6,7 @@ use super::{
     any_count::{AnyCount, AnyReading, PackedCount, Single},
     due::DueGroups,
     key_map::{KeyMap, Keyed},
-    key_slot::{KeySlot, TermCount},
-    partition::PairCount,
+    partition::{KeySlot, PairCount, TermCount},
     terms::TermTable,
 };
 use crate::{
@@ -139,8 +138,8 @@ impl KeyShard {
         stored.unwrap_or_else(|| StoredCount::Large(AnyCount::empty(policy)))
     }
 
-    /// Decides a check of a pair, and stores the pair if it is new. The partition key has this index, or none if it is not stored. Returns
-    /// `None` if there is no room for a record.
+    /// Decides a check of a pair, and stores the pair if it is new. The index is that of the partition key, if it is known. Returns `None`
+    /// if there is no room for a record.
     pub(super) fn decide_or_insert(
         &mut self,
         index: Option<usize>,
@@ -149,6 +148,7 @@ impl KeyShard {
         likely: usize,
         check: &mut Single<'_>,
     ) -> Option<()> {
+        let index = index.or_else(|| self.slots.seek(key));
         if let Some(decided) = index.and_then(|index| self.decide(index, namespace, likely, check)) {
             return decided;
         }
@@ -438,9 +438,8 @@ mod tests {
     fn decide(shard: &mut KeyShard, check: &Check, clock: u64) {
         let generations = Generations::new();
         let [pair] = check.pairs() else { panic!("one pair") };
-        let index = shard.slots.seek(&pair.key);
         let mut single = Single::new(pair.borrowed(), check.purpose(), clock, &generations);
-        shard.decide_or_insert(index, &pair.key, check.scope(), 0, &mut single).unwrap();
+        shard.decide_or_insert(None, &pair.key, check.scope(), 0, &mut single).unwrap();
     }
 
     fn log(name: &str, seconds: u64) -> Policy {

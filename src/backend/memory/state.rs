@@ -162,7 +162,7 @@ impl MemoryState {
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        let mut index = shard.slots.seek(&key);
+        let index = shard.slots.seek(&key);
         let (mut is_admitted, mut is_charged) = (true, false);
         for (i, pair) in pairs.iter().enumerate() {
             let count = shard.count_or_empty(index, namespace, pair.policy, i);
@@ -192,7 +192,6 @@ impl MemoryState {
         for (i, pair) in pairs.iter().enumerate() {
             let mut check = Single::new(*pair, purpose, clock, &self.generations);
             shard.decide_or_insert(index, &key, namespace, i, &mut check)?;
-            index = index.or_else(|| shard.slots.seek(&key));
             statuses.push(check.status());
             receipts.extend(check.receipt());
         }
@@ -274,17 +273,15 @@ impl MemoryState {
             return Ok(DecisionAttempt::NoRoom { missing, shard });
         }
 
-        for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
-            let mut charge = Single::new(pairs[i].borrowed(), purpose, clock, &self.generations);
-            if *is_charged && purpose != Purpose::Peek {
+        for (i, pair) in pairs.iter().enumerate() {
+            let mut charge = Single::new(pair.borrowed(), purpose, clock, &self.generations);
+            if is_charged[i] && purpose != Purpose::Peek {
                 let (shard, key) = locked.shard_mut(i);
-                let index = shard.slots.seek(key);
                 // It has room, as its reading states.
-                let _ = shard.decide_or_insert(index, key, check.scope(), i, &mut charge);
+                let _ = shard.decide_or_insert(None, key, check.scope(), i, &mut charge);
             }
-            if purpose.has_receipts() {
-                receipts.push(charge.receipt().unwrap_or(Receipt::NO_CHARGE));
-            }
+            let receipt = || charge.receipt().unwrap_or(Receipt::NO_CHARGE);
+            receipts.extend(purpose.has_receipts().then(receipt));
         }
         if new_keys > 0 && purpose != Purpose::Peek {
             locked.iter_mut().for_each(|shard| self.note_due(shard));
@@ -367,7 +364,7 @@ impl MemoryState {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::key_slot::KeySlot, *};
+    use super::{super::partition::KeySlot, *};
     use crate::policy::Policy;
 
     /// Otherwise, a counter beside a gate would take three times the memory of a counter.
