@@ -479,7 +479,7 @@ fn position<'c, C>(
     likely: usize,
     pair: impl Fn(&'c C) -> (&'c Namespace, &'c Policy),
 ) -> Option<usize> {
-    // Usually a clone of the policy is stored, which one number tells from the others.
+    // Usually a clone of the policy is stored, and one number identifies it.
     let is_clone = |count| {
         let (namespace_of, policy_of) = pair(count);
         policy_of.is_same(policy) && namespace_of == namespace
