@@ -264,10 +264,10 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoDoubleCharge",
         changes: &[(
             FLIGHT,
-            "let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
-        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
-        let to_all",
-            "let reply = async {
+            "let sent = pin!(command.send(&self.connection, Instant::now()));
+            let reply = pin!(unwritten.until_written(sent));
+            self.while_awaited(reply, pin!(all_gone), &mut checks.report).await?",
+            "let sent = pin!(async {
                  if PLANTED {
                      let first = command.send(&self.connection, Instant::now());
                      if let Ok(reply) = tokio::time::timeout(std::time::Duration::from_millis(25), first).await {
@@ -275,9 +275,9 @@ pub const MERGING_BUGS: &[Bug] = &[
                      }
                  }
                  command.send(&self.connection, Instant::now()).await
-             };
-        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
-        let to_all",
+             });
+            let reply = pin!(unwritten.until_written(sent));
+            self.while_awaited(reply, pin!(all_gone), &mut checks.report).await?",
         )],
     },
     Bug {

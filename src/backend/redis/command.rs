@@ -1,5 +1,7 @@
 //! A command of the backend, as it is sent once.
 
+use std::sync::Arc;
+
 use redis::{Cmd, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
@@ -10,7 +12,8 @@ use super::{
 
 /// A command for one server.
 pub(super) enum Command<'a> {
-    Script(&'a Script, &'a mut Call),
+    /// A script, and its call, which a batch may share.
+    Script(&'a Script, &'a mut Arc<Call>),
     Plain(&'a Cmd),
 }
 

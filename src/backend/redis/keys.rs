@@ -224,6 +224,12 @@ impl Keys {
         }
     }
 
+    /// Reserves the memory for the names of other lists.
+    pub(super) fn reserve_for<'a>(&mut self, others: impl Iterator<Item = &'a Self> + Clone) {
+        self.text.reserve(others.clone().map(|keys| keys.text.len()).sum());
+        self.ends.reserve(others.map(|keys| keys.ends.len()).sum());
+    }
+
     /// Adds the names of another list.
     pub(super) fn append(&mut self, other: &Self) {
         let start = self.text.len();

@@ -216,7 +216,7 @@ fn ends_word(character: char) -> bool {
 type Packed = SmallVec<[u8; 56]>;
 
 /// The keys and arguments of one call.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Call {
     keys: Keys,
     /// The deadline, and then the fields of each pair. In a check, the generation follows.
@@ -243,9 +243,10 @@ impl Call {
         check: &Check,
         names: &KeyNames,
         generation: u64,
-        acquisition: &Acquisition,
+        acquisition: Option<Acquisition>,
         at_micros: Option<u64>,
-    ) -> Self {
+    ) -> Arc<Self> {
+        let acquisition = acquisition.unwrap_or_default();
         let (mut pairs, mut periods) = (Packed::from_slice(&NO_DEADLINE), Periods::default());
         for (i, Pair { policy, cost, .. }) in in_call_order(check) {
             if policy.properties().is_held {
@@ -286,18 +287,18 @@ impl Call {
         let shadow_pairs = shadows.map(|pair| 1 + usize::from(pair.policy.properties().is_held)).sum();
         let is_stated = shadow_pairs > 0 || matches!(purpose, Some("t" | "a"));
         let shadow_pairs = is_stated.then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), periods, at_micros }
+        Arc::new(Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), periods, at_micros })
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
-    pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
+    pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Arc<Self> {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             push_refund(&mut pairs, *units, policy, receipt);
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)), None);
-        Self { keys, pairs, at_micros, ..Self::default() }
+        Arc::new(Self { keys, pairs, at_micros, ..Self::default() })
     }
 
     /// Returns the call that settles the pairs of one partition key of a token, if no call for this part has done so. It has no deadline
@@ -308,7 +309,7 @@ impl Call {
         pairs: &[TokenPair],
         generation: u64,
         at_micros: Option<u64>,
-    ) -> Self {
+    ) -> Arc<Self> {
         let namespace = token.namespace.as_str();
         let tag = |pair: &TokenPair| Tag::from_half(pair.key_id);
         let (mut keys, mut refunds) = (Keys::default(), Packed::from_slice(&NO_DEADLINE));
@@ -328,14 +329,15 @@ impl Call {
             keys.push_token(namespace, tag(first), token.id, part);
         }
         let units = Some(overages.to_vec());
-        Self { keys, pairs: refunds, purpose: Some(TOKEN), units, periods, at_micros, ..Self::default() }
+        let purpose = Some(TOKEN);
+        Arc::new(Self { keys, pairs: refunds, purpose, units, periods, at_micros, ..Self::default() })
     }
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
-    pub(super) fn reset(pairs: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
+    pub(super) fn reset(pairs: &Check, names: &KeyNames, at_micros: Option<u64>) -> Arc<Self> {
         let of_pairs = pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy));
         let keys = names.keys(pairs.namespace(), of_pairs, None);
-        Self { keys, pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() }
+        Arc::new(Self { keys, pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() })
     }
 
     /// Sets the deadline, in microseconds of the server's clock. A call that runs later changes nothing.

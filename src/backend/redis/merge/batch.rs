@@ -1,7 +1,7 @@
 //! A batch: the checks of one merged call, and how each of them waits for its reply.
 
 use std::{
-    mem,
+    io, mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -56,7 +56,7 @@ pub(super) struct Checks {
 
 /// A check whose caller waits.
 pub(super) struct WaitingCheck {
-    pub(super) call: Box<Call>,
+    pub(super) call: Arc<Call>,
     pub(super) time: CheckTime,
     pub(super) caller: Caller,
 }
@@ -67,7 +67,6 @@ pub(super) type Caller = oneshot::Sender<MergedReply>;
 pub(crate) struct MergedReply {
     /// The reply to its check, or `None` if nothing was sent.
     pub(crate) reply: Option<RedisResult<Value>>,
-    pub(crate) call: Box<Call>,
     /// The right to report the outcome, if the call has not reported it.
     pub(crate) report: Option<CallReport>,
 }
@@ -120,10 +119,14 @@ impl Batch {
 
 impl PendingReply {
     /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
-    pub(super) fn join(batch: &Arc<Batch>, call: Call, time: CheckTime, pass: &mut Pass) -> (Self, bool) {
+    pub(super) fn join(
+        batch: &Arc<Batch>,
+        call: &Arc<Call>,
+        time: CheckTime,
+        pass: &mut Pass,
+    ) -> (Self, bool) {
         let (caller, reply) = oneshot::channel();
-        // Boxed, because it is moved several times.
-        let check = WaitingCheck { call: Box::new(call), time, caller };
+        let check = WaitingCheck { call: call.clone(), time, caller };
         let mut state = batch.0.lock();
         let report = pass.take_report();
         state.end_of_wait = state.end_of_wait.max(pass.deadline);
@@ -136,13 +139,19 @@ impl PendingReply {
         (Self { batch: batch.clone(), reply }, is_full)
     }
 
-    /// Waits for the reply. Returns `None` if the call will get none. Counts the check if it was written and gets no reply.
-    pub(crate) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<MergedReply> {
+    /// Waits for the reply. Returns `None` if the runtime has shut down before the call was written, and an error if it did so afterwards.
+    /// Counts the check if it was written and gets no reply.
+    pub(crate) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<RedisResult<Value>> {
         let mut unanswered = Unanswered { pending: self, count, pass, is_answered: false };
-        let outcome = (&mut unanswered.pending.reply).await.ok();
-        let is_answered = |merged: &MergedReply| merged.reply.as_ref().is_none_or(is_reply);
-        unanswered.is_answered = outcome.as_ref().is_some_and(is_answered);
-        outcome
+        let Ok(MergedReply { reply, report }) = (&mut unanswered.pending.reply).await else {
+            let text = "the runtime of a merged call has shut down";
+            return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));
+        };
+        unanswered.is_answered = reply.as_ref().is_none_or(is_reply);
+        if let Some(report) = report {
+            unanswered.pass.give_report(report);
+        }
+        reply
     }
 }
 

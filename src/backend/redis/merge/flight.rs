@@ -2,8 +2,7 @@
 
 use std::{
     iter::repeat_with,
-    mem,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -59,11 +58,11 @@ struct Flight {
 }
 
 impl Merger {
-    /// Joins the open batch of a group, or opens one. Takes the call. `in_flight` is the number of checks in flight.
+    /// Joins the open batch of a group, or opens one. `in_flight` is the number of checks in flight.
     pub(crate) fn join(
         &self,
         key: GroupKey,
-        call: &mut Call,
+        call: &Arc<Call>,
         pass: &mut Pass,
         connection: &Connection,
         scripts: &Arc<Scripts>,
@@ -80,7 +79,7 @@ impl Merger {
                 (batch, true)
             }
         };
-        let (pending, is_full) = PendingReply::join(&batch, mem::take(call), time, pass);
+        let (pending, is_full) = PendingReply::join(&batch, call, time, pass);
         if is_full {
             open.remove(&key);
         }
@@ -122,14 +121,16 @@ impl Flight {
 
     async fn send_one(
         &self,
-        call: &mut Call,
+        call: &mut Arc<Call>,
         caller: &mut Caller,
         report: &mut Option<CallReport>,
         unwritten: Unwritten<'_>,
     ) -> Option<Vec<RedisResult<Value>>> {
         let command = Command::Script(&self.scripts.check, call);
-        let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
-        Some(vec![self.while_awaited(reply, caller.closed(), report).await?])
+        // Each future is pinned once: an argument would be copied into the future of each function that it is given to.
+        let sent = pin!(command.send(&self.connection, Instant::now()));
+        let reply = pin!(unwritten.until_written(sent));
+        Some(vec![self.while_awaited(reply, pin!(caller.closed()), report).await?])
     }
 
     async fn send_all(
@@ -146,8 +147,11 @@ impl Flight {
             }
         };
         let command = Command::Script(&self.scripts.merged, &mut merged.call);
-        let reply = unwritten.until_written(command.send(&self.connection, Instant::now()));
-        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
+        let reply = {
+            let sent = pin!(command.send(&self.connection, Instant::now()));
+            let reply = pin!(unwritten.until_written(sent));
+            self.while_awaited(reply, pin!(all_gone), &mut checks.report).await?
+        };
         let to_all = |error: RedisError| vec![Err(error); checks.waiting.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
             Ok(Some(replies)) => {
@@ -171,18 +175,17 @@ impl Flight {
     /// Waits for a reply until all callers have gone. Returns `None` if they have.
     async fn while_awaited(
         &self,
-        reply: impl Future<Output = RedisResult<Value>>,
-        all_gone: impl Future<Output = ()>,
+        mut reply: Pin<&mut impl Future<Output = RedisResult<Value>>>,
+        all_gone: Pin<&mut impl Future<Output = ()>>,
         report: &mut Option<CallReport>,
     ) -> Option<RedisResult<Value>> {
-        let mut reply = pin!(reply);
-        if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
+        if let Either::Left((reply, _)) = select(reply.as_mut(), all_gone).await {
             return Some(reply);
         }
         let report = report.take()?;
         // Whether the server is silent does not depend on how long the callers have waited.
         let end = self.batch.end_of_wait();
-        if let Some(reply) = until(end, &mut reply).await {
+        if let Some(reply) = Box::pin(until(end, &mut reply)).await {
             if is_reply(&reply) {
                 report.answered(ServerAnswer::Reads);
             }
@@ -193,7 +196,7 @@ impl Flight {
             // The places in flight are for checks that show whether the server is silent still.
             self.batch.end();
         }
-        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_reply(&reply)) {
+        if Box::pin(timeout(LATE_REPLY, reply)).await.is_ok_and(|reply| is_reply(&reply)) {
             guard.answered_late();
         }
         None
@@ -216,8 +219,8 @@ impl<'a> Unwritten<'a> {
     }
 
     /// Waits for the reply to this call. It is written once the tasks that were ready have run.
-    async fn until_written<T>(self, reply: impl Future<Output = T>) -> T {
-        match select(pin!(reply), pin!(yield_now())).await {
+    async fn until_written<T>(self, reply: Pin<&mut impl Future<Output = T>>) -> T {
+        match select(reply, pin!(yield_now())).await {
             Either::Left((reply, _)) => reply,
             Either::Right(((), reply)) => {
                 drop(self);
@@ -236,8 +239,8 @@ impl Drop for Unwritten<'_> {
 /// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
 fn deliver(checks: Checks, replies: impl IntoIterator<Item = Option<RedisResult<Value>>>) {
     let Checks { waiting, mut report } = checks;
-    for (WaitingCheck { call, caller, .. }, reply) in waiting.into_iter().zip(replies) {
-        let merged = MergedReply { reply, call, report: report.take() };
+    for (WaitingCheck { caller, .. }, reply) in waiting.into_iter().zip(replies) {
+        let merged = MergedReply { reply, report: report.take() };
         report = caller.send(merged).err().and_then(|merged| merged.report);
     }
 }

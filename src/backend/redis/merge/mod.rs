@@ -9,5 +9,6 @@ mod batch;
 mod flight;
 mod groups;
 
+pub(super) use batch::PendingReply;
 pub use groups::Merging;
 pub(super) use groups::{GroupKey, Merger, is_mergeable};

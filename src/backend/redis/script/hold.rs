@@ -28,14 +28,14 @@ pub(crate) struct HeldList {
 
 impl Call {
     /// Returns the call that changes what a holder holds of some pairs, each with its two keys. It has no deadline yet.
-    pub(crate) fn hold(holder: u64, pairs: &[(Arc<Keys>, HoldChanges)], at_micros: Option<u64>) -> Self {
+    pub(crate) fn hold(holder: u64, pairs: &[(Arc<Keys>, HoldChanges)], at_micros: Option<u64>) -> Arc<Self> {
         let mut call = Self { pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() };
         call.pairs.extend_from_slice(&holder.to_le_bytes());
         for (keys, changes) in pairs {
             call.keys.append(keys);
             call.changes.push(changes.to_bytes());
         }
-        call
+        Arc::new(call)
     }
 }
 

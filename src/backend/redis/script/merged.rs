@@ -1,6 +1,9 @@
 //! A merged call: several checks in one call of the merged script. `lua/README.md` is the contract.
 
+use std::sync::Arc;
+
 use redis::{RedisError, RedisResult, Value, parse_redis_value};
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, parts::TokenParts, types,
@@ -19,7 +22,7 @@ const ERROR: u8 = 255;
 
 /// A call that decides several checks of one kind and namespace.
 pub(crate) struct Merged {
-    pub(crate) call: Call,
+    pub(crate) call: Arc<Call>,
     runs: Vec<Run>,
 }
 
@@ -27,9 +30,9 @@ pub(crate) struct Merged {
 struct Run {
     /// That of its checks.
     identity: u64,
-    pairs: Vec<RunPair>,
+    pairs: SmallVec<[RunPair; 1]>,
     /// The indices of the checks in the order of their deadlines, which is that of their execution.
-    checks: Vec<usize>,
+    checks: SmallVec<[usize; 4]>,
 }
 
 /// A pair of equal checks.
@@ -65,7 +68,7 @@ impl Merged {
                 Some(run) => run.checks.push(index),
                 None => {
                     let pairs = check.fields().chunks_exact(PAIR_SIZE).map(RunPair::from_fields).collect();
-                    runs.push(Run { identity: *identity, pairs, checks: vec![index] });
+                    runs.push(Run { identity: *identity, pairs, checks: smallvec![index] });
                 }
             }
         }
@@ -75,6 +78,7 @@ impl Merged {
             at_micros: first.and_then(|check| check.at_micros),
             ..Call::default()
         };
+        call.reserve_for(checks.iter().map(|(check, _)| *check));
         for run in &mut runs {
             run.checks.sort_by_key(|index| call_of(index).map(Call::deadline));
             // A check whose deadline is exceeded may be sent again, with its generation. Deadlines are in ascending order, so the
@@ -82,14 +86,14 @@ impl Merged {
             let Some(last) = run.checks.last().and_then(call_of) else { continue };
             call.keys.append(&last.keys);
             // Each is at most 64.
-            call.pairs.extend([last.keys.len() as u8, run.checks.len() as u8]);
+            call.pairs.extend_from_slice(&[last.keys.len() as u8, run.checks.len() as u8]);
             for check in run.checks.iter().filter_map(call_of) {
                 call.pairs.extend_from_slice(&check.deadline().to_le_bytes());
             }
             call.pairs.extend_from_slice(last.fields());
             call.pairs.extend_from_slice(last.generation());
         }
-        Self { call, runs }
+        Self { call: Arc::new(call), runs }
     }
 
     /// Parses the reply to the call. Returns `None` if the reply is broken.
@@ -102,19 +106,23 @@ impl Merged {
         let (mut has_decided, mut has_charged) = (false, false);
         let mut fields = Fields(rest);
         for run in &self.runs {
-            let mut reply_to = |checks: &[usize], reply: RedisResult<&[u8]>| {
-                for check in checks {
-                    let reply = reply.as_ref().map(|bytes| Value::BulkString(bytes.to_vec()));
-                    *of_checks.get_mut(*check)? = Some(reply.map_err(RedisError::clone));
+            let mut reply_to = |checks: &[usize], reply: RedisResult<Vec<u8>>| {
+                let Some((last, others)) = checks.split_last() else { return Some(()) };
+                let reply = reply.map(Value::BulkString);
+                for check in others {
+                    *of_checks.get_mut(*check)? = Some(reply.clone());
                 }
+                *of_checks.get_mut(*last)? = Some(reply);
                 Some(())
             };
             let (exceeded, admitted) = (fields.u8()?, fields.u8()?);
             let (exceeded, decided) = run.checks.split_at_checked(exceeded.into())?;
-            reply_to(exceeded, Ok(clock))?;
+            if !exceeded.is_empty() {
+                reply_to(exceeded, Ok(clock.to_vec()))?;
+            }
             match admitted {
                 FULL => {
-                    reply_to(decided, Ok(b"full"))?;
+                    reply_to(decided, Ok(b"full".to_vec()))?;
                     has_decided = true;
                 }
                 ERROR => {
@@ -124,17 +132,18 @@ impl Merged {
                 _ => {
                     let size = status_size * run.pairs.len();
                     let (admitted, denied) = decided.split_at_checked(admitted.into())?;
-                    if !admitted.is_empty() {
+                    if let Some((first, others)) = admitted.split_first() {
                         // The statuses are those of the last one. Each check before it has seen one charge less.
                         let mut statuses = fields.bytes(size)?.to_vec();
-                        for check in admitted.iter().rev() {
-                            reply_to(&[*check], Ok(&statuses))?;
+                        for check in others.iter().rev() {
+                            reply_to(&[*check], Ok(statuses.clone()))?;
                             run.uncharge(&mut statuses, status_size);
                         }
+                        reply_to(&[*first], Ok(statuses))?;
                         has_charged |= run.pairs.iter().any(|pair| pair.cost > 0);
                     }
                     if !denied.is_empty() {
-                        reply_to(denied, Ok(fields.bytes(size)?))?;
+                        reply_to(denied, Ok(fields.bytes(size)?.to_vec()))?;
                     }
                     has_decided |= !decided.is_empty();
                 }
@@ -188,6 +197,13 @@ impl RunPair {
 }
 
 impl Call {
+    /// Reserves the memory for all checks of a merged call. Equal ones take less.
+    fn reserve_for<'a>(&mut self, checks: impl Iterator<Item = &'a Self> + Clone) {
+        // Two numbers are before the pairs of a run.
+        self.pairs.reserve(checks.clone().map(|check| 2 + check.pairs.len()).sum());
+        self.keys.reserve_for(checks.map(|check| &check.keys));
+    }
+
     /// Returns the fields of the pairs of a check.
     fn fields(&self) -> &[u8] {
         let end = self.pairs.len().saturating_sub(GENERATION_SIZE);
@@ -231,7 +247,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::redis::{keys::KeyNames, script::acquisition::Acquisition},
+        backend::redis::keys::KeyNames,
         check::{Check, Pair},
         key::PartitionKey,
         policy::Policy,
@@ -242,14 +258,13 @@ mod tests {
     fn run_takes_generation_of_its_last_check() {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         let check = Check::new([Pair::new(PartitionKey::new("user", "alice"), policy, 1)]).unwrap();
-        let mut calls = [1, 2, 3].map(|generation| {
-            Call::check(&check, &KeyNames::default(), generation, &Acquisition::default(), None)
-        });
+        let mut calls =
+            [1, 2, 3].map(|generation| Call::check(&check, &KeyNames::default(), generation, None, None));
         for (call, deadline) in calls.iter_mut().zip([200, 300, 100]) {
-            call.set_deadline(deadline);
+            Arc::make_mut(call).set_deadline(deadline);
         }
-        let merged = Merged::new(&calls.each_ref().map(|call| (call, 7)));
-        assert_eq!(merged.runs.iter().map(|run| run.checks.clone()).collect::<Vec<_>>(), [[2, 0, 1]]);
+        let merged = Merged::new(&calls.each_ref().map(|call| (&**call, 7)));
+        assert_eq!(merged.runs.iter().map(|run| run.checks.to_vec()).collect::<Vec<_>>(), [[2, 0, 1]]);
         assert_eq!(merged.call.generation(), calls[1].generation());
     }
 }

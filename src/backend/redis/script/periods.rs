@@ -13,7 +13,7 @@ const MINUTE: u64 = 60_000_000;
 const PERIOD_UNIT: u64 = 1 << 24;
 
 /// The pairs of a call with a calendar period, each with the offset of its fields.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Periods(Vec<(usize, Policy)>);
 
 impl Periods {

@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::redis::{keys::KeyNames, script::acquisition::Acquisition},
+        backend::redis::keys::KeyNames,
         check::{Check, Pair},
         key::PartitionKey,
         policy::{Algorithm, Policy},
@@ -108,7 +108,7 @@ mod tests {
     fn fitting(policy: &Policy, cost: u32) -> usize {
         let check =
             Check::new([Pair::new(PartitionKey::new("user", "alice"), policy.clone(), cost)]).unwrap();
-        let call = Call::check(&check, &KeyNames::default(), 1, &Acquisition::default(), None);
+        let call = Call::check(&check, &KeyNames::default(), 1, None, None);
         let (time, mut all) = (CheckTime::from_call(&call), CallTime::default());
         let fits = |_: &usize| {
             let fits = all.has_room(time, None);
