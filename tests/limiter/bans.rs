@@ -224,9 +224,11 @@ async fn bans_cost_calls_and_bytes_of_the_text() {
         let digits: String = number.chars().take_while(|c| c.is_ascii_digit() || *c == ',').collect();
         digits.replace(',', "").parse().expect("a number")
     };
-    // The text states those of Redis 7. Other servers take less.
-    let is_near = |engine, bytes: u64, stated: u64| {
-        bytes <= stated && (!matches!(engine, Engine::Redis) || bytes * 10 > stated * 9)
+    // The text states those of Redis 7 with its own allocator. Redis 6 and Valkey take fewer, but the tests build them with the
+    // allocator of glibc, which sometimes gives a block of 16 bytes more: a remainder that is too small for a block of its own.
+    let is_near = |engine, bytes: u64, stated: u64| match engine {
+        Engine::Redis => bytes <= stated && bytes * 10 > stated * 9,
+        _ => bytes * 10 <= stated * 11,
     };
     let [at_first, at_most] = [stated("its first failure takes "), stated("50 failures take ")];
     for engine in Engine::ALL {
