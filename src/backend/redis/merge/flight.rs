@@ -119,6 +119,7 @@ impl Flight {
         }
     }
 
+    /// Sends the only check, as a call of the check script.
     async fn send_one(
         &self,
         call: &mut Arc<Call>,
@@ -127,12 +128,10 @@ impl Flight {
         unwritten: Unwritten<'_>,
     ) -> Option<Vec<RedisResult<Value>>> {
         let command = Command::Script(&self.scripts.check, call);
-        // Each future is pinned once: an argument would be copied into the future of each function that it is given to.
-        let sent = pin!(command.send(&self.connection, Instant::now()));
-        let reply = pin!(unwritten.until_written(sent));
-        Some(vec![self.while_awaited(reply, pin!(caller.closed()), report).await?])
+        Some(vec![self.send(command, unwritten, pin!(caller.closed()), report).await?])
     }
 
+    /// Sends all checks, as one call of the merged script.
     async fn send_all(
         &self,
         checks: &mut Checks,
@@ -147,11 +146,7 @@ impl Flight {
             }
         };
         let command = Command::Script(&self.scripts.merged, &mut merged.call);
-        let reply = {
-            let sent = pin!(command.send(&self.connection, Instant::now()));
-            let reply = pin!(unwritten.until_written(sent));
-            self.while_awaited(reply, pin!(all_gone), &mut checks.report).await?
-        };
+        let reply = self.send(command, unwritten, pin!(all_gone), &mut checks.report).await?;
         let to_all = |error: RedisError| vec![Err(error); checks.waiting.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
             Ok(Some(replies)) => {
@@ -172,13 +167,17 @@ impl Flight {
         })
     }
 
-    /// Waits for a reply until all callers have gone. Returns `None` if they have.
-    async fn while_awaited(
+    /// Sends a command, and waits for the reply until all callers have gone. Returns `None` if they have.
+    async fn send(
         &self,
-        mut reply: Pin<&mut impl Future<Output = RedisResult<Value>>>,
+        command: Command<'_>,
+        unwritten: Unwritten<'_>,
         all_gone: Pin<&mut impl Future<Output = ()>>,
         report: &mut Option<CallReport>,
     ) -> Option<RedisResult<Value>> {
+        // Each future is pinned once: an argument would be copied into the future of each function that it is given to.
+        let sent = pin!(command.send(&self.connection, Instant::now()));
+        let mut reply = pin!(unwritten.until_written(sent));
         if let Either::Left((reply, _)) = select(reply.as_mut(), all_gone).await {
             return Some(reply);
         }
