@@ -486,9 +486,17 @@ impl Decision {
     /// ```
     pub fn shadow_denied(&self) -> impl Iterator<Item = &Status> {
         // Usually there are none, and no status is read.
-        let has_none = self.any_parts().is_some_and(|parts| !parts.is_shadow_denied);
-        let statuses = if has_none { &[] } else { self.statuses() };
-        statuses.iter().filter(|status| status.is_shadow() && !status.standing.retry_after.is_zero())
+        let statuses = if self.is_shadow_denied() { self.statuses() } else { &[] };
+        statuses.iter().filter(|status| status.denies_in_shadow())
+    }
+
+    /// Returns whether a shadow pair would have denied the check.
+    #[inline]
+    pub(crate) fn is_shadow_denied(&self) -> bool {
+        match &self.0 {
+            Parts::One(parts) => parts.status.denies_in_shadow(),
+            Parts::Any(parts) => parts.is_shadow_denied,
+        }
     }
 
     /// Returns the statuses that a response may show: those of enforcing pairs whose policies are not hidden.
@@ -640,7 +648,7 @@ impl AnyParts {
         let (mut is_admitted, mut is_shadow_denied) = (true, false);
         for status in &statuses {
             is_admitted &= !status.denies();
-            is_shadow_denied |= status.is_shadow() & !status.standing.retry_after.is_zero();
+            is_shadow_denied |= status.denies_in_shadow();
         }
         Self { at_micros, is_admitted, is_shadow_denied, statuses, receipts, origin, store: None, hold: None }
     }
@@ -682,13 +690,22 @@ impl Status {
     ) -> Self {
         let [next_after, reset_after] = [next_after, reset_after].map(whole_micros);
         let retry_after = retry_after.into();
-        Self::of_pair(pair.borrowed(), Standing { remaining, retry_after, next_after, reset_after })
+        Self::of_pair(pair.borrowed(), &Standing { remaining, retry_after, next_after, reset_after })
     }
 
     #[inline]
-    pub(crate) fn of_pair(PairRef { key, policy, cost, is_shadow }: PairRef<'_>, standing: Standing) -> Self {
+    pub(crate) fn of_pair(
+        PairRef { key, policy, cost, is_shadow }: PairRef<'_>,
+        standing: &Standing,
+    ) -> Self {
         let role = if is_shadow { Role::Shadow } else { Role::Enforcing };
-        Self { policy: policy.clone(), key: Uncompared(key.hash_code()), role, cost, standing }
+        Self { policy: policy.clone(), key: Uncompared(key.hash_code()), role, cost, standing: *standing }
+    }
+
+    /// Returns whether this shadow pair would deny the check.
+    #[inline]
+    pub(crate) fn denies_in_shadow(&self) -> bool {
+        self.is_shadow() && !self.standing.retry_after.is_zero()
     }
 
     /// Returns whether this pair denies the check.

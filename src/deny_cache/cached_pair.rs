@@ -382,7 +382,7 @@ impl CachedPair {
             next_after: next.into_iter().find(|wait| *wait > 0).unwrap_or_default(),
             reset_after: reset.max(wait),
         };
-        Status::of_pair(pair.borrowed(), standing)
+        Status::of_pair(pair.borrowed(), &standing)
     }
 
     /// Returns when all known waits have passed.

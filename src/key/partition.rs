@@ -173,6 +173,13 @@ impl PartitionKey {
         }
     }
 
+    /// Returns the length and the bytes of a short key. Zeros follow the bytes.
+    #[inline]
+    pub(crate) fn as_inline(&self) -> Option<(u8, &[u8; MAX_INLINE])> {
+        let Repr::Inline(Inline { buffer: [bytes @ .., length], .. }) = &self.0 else { return None };
+        Some((*length, bytes))
+    }
+
     /// Returns a hash of this key, which is the same for equal keys. It differs between processes, and clients cannot predict it.
     #[inline]
     pub(crate) fn hash_code(&self) -> u64 {
@@ -186,10 +193,13 @@ impl PartitionKey {
     /// SHA-256, after a field length that no list of parts can have.
     #[inline]
     pub(crate) fn bounded(&self) -> Cow<'_, Self> {
-        match &self.0 {
-            Repr::Shared(Allocated { bytes, .. }) if bytes.len() > MAX_KEPT => Cow::Owned(self.digest()),
-            _ => Cow::Borrowed(self),
-        }
+        if self.is_long() { Cow::Owned(self.digest()) } else { Cow::Borrowed(self) }
+    }
+
+    /// Returns whether a store in memory keeps this key as its SHA-256.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        matches!(&self.0, Repr::Shared(Allocated { bytes, .. }) if bytes.len() > MAX_KEPT)
     }
 
     #[cold]

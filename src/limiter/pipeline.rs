@@ -146,8 +146,8 @@ impl Limiter {
         }
     }
 
-    /// Decides the usual part of a draft as [`decide`](Self::decide) does, if the memory of the limiter has room for the key. Otherwise
-    /// returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
+    /// Decides the usual part of a draft as [`decide`](Self::decide) does. Returns `None` if the limiter has no memory, the key is long, or
+    /// the memory has no room for it. Then nothing was charged. This usual check has no list of pairs on the heap.
     #[inline]
     pub(super) fn decide_part_now(&self, part: UsualPart<'_>, purpose: Purpose) -> Option<Decision> {
         let UsualPart { key, costs, is_shadow } = part;
@@ -156,7 +156,7 @@ impl Limiter {
             return None;
         };
         let (namespace, policies) = (&settings.namespace, local_policies.local());
-        let pair = |policy| {
+        let pair = move |policy| {
             let cost = match costs {
                 Some(costs) => cost_of(policy, costs),
                 None => 1,
@@ -175,7 +175,10 @@ impl Limiter {
                 events.unknown_policies(costs, &**policies);
             }
             if purpose != Purpose::Peek {
-                policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
+                // One unit is above no quota.
+                if costs.is_some() {
+                    policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
+                }
                 events.decision(decision, DecidedPairs::OfKey(key));
             }
         }

@@ -44,8 +44,7 @@ impl<'a> DecidedPairs<'a> {
                 Self::Check(check) => check.pairs().get(i).map(|pair| &pair.key),
             };
             if let Some(key) = key
-                && status.is_shadow()
-                && !status.retry_after().is_zero()
+                && status.denies_in_shadow()
             {
                 each(key, status);
             }

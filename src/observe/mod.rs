@@ -184,7 +184,7 @@ impl LimiterEvents {
         self.metrics.decision(decision, is_near);
         if decision.is_admitted() {
             self.counters.admitted(decision, is_near);
-            if decision.shadow_denied().next().is_some() {
+            if decision.is_shadow_denied() {
                 self.shadow_denied(decision, pairs);
             }
         } else {

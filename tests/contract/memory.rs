@@ -6,7 +6,8 @@ use allocation_counter::measure;
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
     ConfigError, Limiter, MemoryBackend, PartitionKey, Policy,
-    backend::{Backend, Check, Pair, Reason, WhenFull},
+    backend::{Backend, Check, Pair, Purpose, Reason, WhenFull},
+    policy::{Algorithm, Rate},
     testing::ManualClock,
 };
 
@@ -267,6 +268,68 @@ fn long_keys_take_no_extra_memory() {
     });
     assert_eq!(backend.keys(), 50, "every key is stored");
     assert!(kept.bytes_current < 100_000, "{} bytes for fifty keys", kept.bytes_current);
+}
+
+/// A long key is kept as its digest, and decided in another way.
+#[test]
+fn long_key_has_decisions_of_short_key() {
+    let policies = [
+        Policy::new("log", 3, WINDOW).unwrap(),
+        Policy::token_bucket("bucket", 3, Rate::new(3, WINDOW)).unwrap(),
+        Policy::new("counter", 3, WINDOW).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap(),
+    ];
+    let purposes = [
+        Purpose::Charge,
+        Purpose::Peek,
+        Purpose::Reserve,
+        Purpose::Debit,
+        Purpose::TakeUpTo(2),
+        Purpose::Overage,
+    ];
+    // What a sequence of checks of one key returns, in a memory with room for one key.
+    let outcomes = |value: &str, count: usize, rule, has_shadow| {
+        let clock = ManualClock::new();
+        let backend = MemoryBackend::with_max_keys(1).unwrap().with_clock(&clock).when_full(rule);
+        let mut outcomes = Vec::new();
+        let mut decide = |value: &str, purpose, cost| {
+            let key = PartitionKey::new("user", value);
+            let mut pairs: Vec<Pair> =
+                policies[..count].iter().map(|policy| Pair::new(key.clone(), policy.clone(), cost)).collect();
+            if has_shadow {
+                pairs[0] = pairs[0].clone().shadow();
+            }
+            let check = Check::new(pairs).unwrap().with_purpose(purpose);
+            outcomes.push(match backend.check_now(&check).expect("memory answers at once") {
+                Ok(decision) => Ok((
+                    decision.is_admitted(),
+                    decision.statuses().to_vec(),
+                    decision.receipts().iter().map(|receipt| receipt.at_micros).collect::<Vec<_>>(),
+                )),
+                Err(error) => Err(error.reason()),
+            });
+        };
+        for purpose in purposes {
+            for cost in [1, 0, 4, 1] {
+                decide(value, purpose, cost);
+                clock.advance(WINDOW / 20);
+            }
+        }
+        // Another key has no room, or evicts this one.
+        decide("another", Purpose::Charge, 1);
+        decide(value, Purpose::Charge, 1);
+        outcomes
+    };
+    for count in 1..=policies.len() {
+        for rule in [WhenFull::Evict, WhenFull::Reject] {
+            for has_shadow in [false, true] {
+                let of = |length| outcomes(&"x".repeat(length), count, rule, has_shadow);
+                let (short, long) = (of(20), of(300));
+                assert_eq!(short, long, "{count} policies, {rule:?}, shadow: {has_shadow}");
+                let is_denied = short.iter().any(|outcome| matches!(outcome, Ok((false, ..))));
+                assert_eq!(is_denied, !has_shadow || count > 1, "a check of shadow pairs only is admitted");
+            }
+        }
+    }
 }
 
 #[test]

@@ -50,21 +50,12 @@ macro_rules! define_any_count {
                 }
             }
 
-            /// Decides a check of one pair, which is not stored or packed. Returns `None` if the record is full.
-            #[inline]
-            pub(super) fn decide_packed(
-                stored: Option<([u64; 2], &Term)>,
-                check: &mut Single<'_>,
-            ) -> Option<PackedCount> {
-                let PairRef { policy, is_shadow, .. } = check.pair;
-                // The charge of an enforcing pair clears the mark.
-                let is_shadow = is_shadow && stored.is_none_or(|(_, term)| term.is_shadow);
+            /// Decides a check of one pair, which is not stored. Returns `None` if the record is full.
+            pub(super) fn decide_new(check: &mut Single<'_>) -> Option<PackedCount> {
+                let PairRef { policy, is_shadow, .. } = *check.pair;
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
-                        let mut count = match stored {
-                            Some((words, term)) => super::$module::$variant::unpack(words, &term.policy),
-                            None => Count::EMPTY,
-                        };
+                        let mut count = super::$module::$variant::EMPTY;
                         check.decide(&mut count)?;
                         Some(match count.pack(policy) {
                             Some(words) => PackedCount::Words { words, is_shadow },
@@ -74,11 +65,21 @@ macro_rules! define_any_count {
                 }
             }
 
+            /// Decides a check of one pair, which is packed with this term, and changes the words if the term stays the same.
+            #[inline(always)]
+            pub(super) fn decide_packed(words: &mut [u64; 2], term: &Term, check: &mut Single<'_>) -> PackedOutcome {
+                match check.pair.policy.algorithm() {
+                    $($(#[$attribute])* Algorithm::$variant { .. } => {
+                        check.decide_packed::<super::$module::$variant>(words, term, Self::$variant)
+                    })*
+                }
+            }
+
             /// Decides a check of one pair. Returns `None` if the record is full.
             #[inline(never)]
             pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
                 match self {
-                    $($(#[$attribute])* Self::$variant(count, _) => check.decide(count),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => check.decide(count).map(drop),)*
                 }
             }
 
@@ -131,10 +132,11 @@ macro_rules! define_any_count {
             /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
             #[inline]
             pub(super) fn status(&self, pair: PairRef<'_>, clock: u64, admits: bool, charged: bool) -> Status {
+                let units = if charged { pair.cost } else { 0 };
                 let standing = match self {
-                    $($(#[$attribute])* Self::$variant(reading) => standing(reading, pair, clock, admits, charged),)*
+                    $($(#[$attribute])* Self::$variant(reading) => standing(reading, pair, clock, admits, units),)*
                 };
-                Status::of_pair(pair, standing)
+                Status::of_pair(pair, &standing)
             }
         }
 
@@ -157,6 +159,17 @@ pub(super) enum PackedCount {
     Count(AnyCount),
 }
 
+/// The outcome of a decision for a packed count. Its tag is a byte of its own, so that the usual outcome is found at once.
+#[repr(u8)]
+pub(super) enum PackedOutcome {
+    /// The words are up to date: the count has not changed, or it has changed in place.
+    Stays,
+    /// The count has another term now, or needs more than two words.
+    Replaced(PackedCount),
+    /// Nothing was decided, because the record is full.
+    Full,
+}
+
 impl PackedCount {
     /// Returns the count, whose last charge was of this policy.
     pub(super) fn unpacked(self, policy: &Policy) -> AnyCount {
@@ -169,8 +182,8 @@ impl PackedCount {
 
 /// A check of one pair at one instant, and its outcome once a count has decided it.
 pub(super) struct Single<'a> {
-    pub(super) pair: PairRef<'a>,
-    purpose: Purpose,
+    pub(super) pair: &'a PairRef<'a>,
+    purpose: &'a Purpose,
     clock: u64,
     generations: &'a Generations,
     standing: Standing,
@@ -181,15 +194,29 @@ pub(super) struct Single<'a> {
 
 impl<'a> Single<'a> {
     #[inline]
-    pub(super) fn new(pair: PairRef<'a>, purpose: Purpose, clock: u64, generations: &'a Generations) -> Self {
+    pub(super) fn new(
+        pair: &'a PairRef<'a>,
+        purpose: &'a Purpose,
+        clock: u64,
+        generations: &'a Generations,
+    ) -> Self {
         let (standing, is_charged, receipt) = (Standing::default(), false, None);
         Self { pair, purpose, clock, generations, standing, is_charged, receipt }
     }
 
-    /// Decides the check, and charges the count. Returns `None` if the record is full.
+    /// Decides the check, and charges the count. Returns whether the count has changed, or `None` if the record is full.
     #[inline(always)]
-    fn decide<C: Count>(&mut self, count: &mut C) -> Option<()> {
-        let Self { pair, purpose, clock, .. } = *self;
+    fn decide<C: Count>(&mut self, count: &mut C) -> Option<bool> {
+        // The usual purpose has a copy of the code that does not test the purpose.
+        match self.purpose {
+            Purpose::Charge => self.decide_for(Purpose::Charge, count),
+            other => self.decide_for(*other, count),
+        }
+    }
+
+    #[inline(always)]
+    fn decide_for<C: Count>(&mut self, purpose: Purpose, count: &mut C) -> Option<bool> {
+        let Self { pair: &pair, clock, .. } = *self;
         let reading = match purpose {
             Purpose::LeaseAhead => count.read_ahead(clock, pair.policy),
             _ => count.read(clock, pair.policy),
@@ -200,17 +227,47 @@ impl<'a> Single<'a> {
             return None;
         }
         self.is_charged = is_charged;
-        self.standing = standing(&reading, pair, clock, admits, is_charged);
+        let units = if is_charged { pair.cost } else { 0 };
+        self.standing = standing(&reading, pair, clock, admits, units);
         let instant = C::instant(&reading);
         drop(reading);
-        if self.changes() {
-            count.charge(instant, pair.cost);
+        // As `changes`, which does not know a constant purpose.
+        let changes = is_charged && purpose != Purpose::Peek;
+        if changes {
+            count.charge(instant, units);
         }
         if purpose.has_receipts() && (admits || pair.is_shadow) {
             let of_charge = is_charged.then(|| count.receipt(instant, self.generations));
             self.receipt = Some(of_charge.unwrap_or(Receipt::NO_CHARGE));
         }
-        Some(())
+        Some(changes)
+    }
+
+    /// Decides the check for a count that is packed with this term. One function for each type, so that each has few variables.
+    #[inline(never)]
+    fn decide_packed<C: Count>(
+        &mut self,
+        words: &mut [u64; 2],
+        term: &Term,
+        any_count: fn(C, bool) -> AnyCount,
+    ) -> PackedOutcome {
+        let PairRef { policy, is_shadow, .. } = *self.pair;
+        let mut count = C::unpack(*words, &term.policy);
+        match self.decide(&mut count) {
+            None => return PackedOutcome::Full,
+            Some(false) => return PackedOutcome::Stays,
+            Some(true) => {}
+        }
+        // The charge of an enforcing pair clears the mark.
+        let is_shadow = is_shadow && term.is_shadow;
+        match count.pack(policy) {
+            Some(charged) if term.is_for(policy, is_shadow) => {
+                *words = charged;
+                PackedOutcome::Stays
+            }
+            Some(words) => PackedOutcome::Replaced(PackedCount::Words { words, is_shadow }),
+            None => PackedOutcome::Replaced(PackedCount::Count(any_count(count, is_shadow))),
+        }
     }
 
     /// Returns whether the check charges the pair, or would charge it if it were no peek.
@@ -222,13 +279,13 @@ impl<'a> Single<'a> {
     /// Returns whether the check changes the count.
     #[inline]
     pub(super) fn changes(&self) -> bool {
-        self.is_charged && self.purpose != Purpose::Peek
+        self.is_charged && *self.purpose != Purpose::Peek
     }
 
     /// Returns the status of the pair, whose count has decided the check.
     #[inline]
     pub(super) fn status(&self) -> Status {
-        Status::of_pair(self.pair, self.standing)
+        Status::of_pair(*self.pair, &self.standing)
     }
 
     /// Returns the receipt, if the check is admitted and has receipts.
@@ -237,25 +294,27 @@ impl<'a> Single<'a> {
         self.receipt
     }
 
-    /// Returns the decision of the check, which a count has decided.
+    /// Returns the decision of the check, which has no receipt.
     #[inline]
     pub(super) fn decision(&self) -> Decision {
-        let status = self.status();
-        match self.receipt {
-            None => Decision::from_status(self.clock, status),
-            Some(receipt) => Decision::with_receipts(self.clock, [status], [receipt]),
-        }
+        Decision::from_status(self.clock, self.status())
+    }
+
+    /// Returns the decision of the check with its receipt.
+    #[cold]
+    pub(super) fn decision_with(&self, receipt: Receipt) -> Decision {
+        Decision::with_receipts(self.clock, [self.status()], [receipt])
     }
 }
 
-/// Returns how a pair stands, with or without its charge. If it `admits`, it has no wait.
+/// Returns how a pair stands after a charge of these units. If it `admits`, it has no wait.
 #[inline(always)]
 fn standing(
     reading: &impl UsageReading,
     pair: PairRef<'_>,
     clock: u64,
     admits: bool,
-    charged: bool,
+    units: u32,
 ) -> Standing {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
     let wait_until = |at: u64| at.saturating_sub(clock);
@@ -270,7 +329,7 @@ fn standing(
         }
     };
     let quota = u64::from(pair.policy.quota_units());
-    let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
+    let after = reading.forecast(u64::from(units), quota);
     let remaining = quota.saturating_sub(after.used) as u32;
     let (next_after, reset_after) = match after.used {
         0 => (pair.policy.next_of_unused().unwrap_or_else(|| wait_until(after.next)), 0),

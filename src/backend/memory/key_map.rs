@@ -26,6 +26,12 @@ pub(super) struct KeyMap<S> {
 pub(super) trait Keyed {
     /// Returns the bytes of the key.
     fn key(&self) -> &[u8];
+
+    /// Returns whether the key is this one.
+    #[inline]
+    fn has_key(&self, key: &PartitionKey) -> bool {
+        self.key() == key.as_bytes()
+    }
 }
 
 impl<S> Default for KeyMap<S> {
@@ -41,10 +47,10 @@ impl<S: Keyed> KeyMap<S> {
     }
 
     /// Returns the index of a key, if it is stored. Finds the same key again without the table.
-    #[inline]
+    #[inline(always)]
     pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
         let (hash, index) = self.recent;
-        if hash == key.hash_code() && self.get(index).is_some_and(|slot| slot.key() == key.as_bytes()) {
+        if hash == key.hash_code() && self.get(index).is_some_and(|slot| slot.has_key(key)) {
             return Some(index);
         }
         let index = self.index_of(key)?;
@@ -54,7 +60,7 @@ impl<S: Keyed> KeyMap<S> {
 
     /// Returns the index of a key, if it is stored.
     pub(super) fn index_of(&self, key: &PartitionKey) -> Option<usize> {
-        let is_key = |index: &u32| self.get(*index as usize).is_some_and(|slot| slot.key() == key.as_bytes());
+        let is_key = |index: &u32| self.get(*index as usize).is_some_and(|slot| slot.has_key(key));
         self.table.find(key.hash_code(), is_key).map(|index| *index as usize)
     }
 

@@ -154,17 +154,15 @@ impl MemoryBackend {
     }
 
     /// Decides a check of pairs of one key, without copies of them. None of them is in flight: what it holds needs a copy. Returns `None`
-    /// if there is no room for a record or the key. Then nothing was charged.
-    ///
-    /// As a part of its caller, it would exceed what the compiler inlines: a check would take 80 instructions more.
-    #[inline(never)]
+    /// if the key is long, or there is no room for a record or the key. Then nothing was charged.
+    #[inline]
     pub(crate) fn check_key_now(
         &self,
         namespace: &Namespace,
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        self.0.decide_key(namespace, pairs, purpose)
+        self.0.decide_key(namespace, pairs, &purpose)
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {

@@ -102,9 +102,9 @@ impl KeySlot {
         policy: &Policy,
         count: PackedCount,
     ) {
-        let Some((term, words)) = self.packed_mut(terms, namespace, policy, 0) else { return };
+        let Some((number, _, words)) = self.packed_mut(terms, namespace, policy, 0) else { return };
         if let Some(packed) = TermCount::new(terms, namespace, policy, &count) {
-            terms.release(mem::replace(term, packed.term));
+            terms.release(mem::replace(number, packed.term));
             *words = packed.words;
         } else if let Some(stored) =
             self.unpack(terms).and_then(|partition| partition.count_mut(namespace, policy, 0))
@@ -149,22 +149,26 @@ impl KeySlot {
         one.into_iter().chain(several.iter().copied())
     }
 
-    /// Returns the term and the words of the packed count of a policy, if it is stored. Searches at the likely position first.
+    /// Returns the number of the term, the term and the words of the packed count of a policy, if it is stored. Searches at the likely
+    /// position first.
     #[inline(always)]
-    pub(super) fn packed_mut(
+    pub(super) fn packed_mut<'t>(
         &mut self,
-        terms: &TermTable,
+        terms: &'t TermTable,
         namespace: &Namespace,
         policy: &Policy,
         likely: usize,
-    ) -> Option<(&mut u8, &mut [u64; 2])> {
+    ) -> Option<(&mut u8, &'t Term, &mut [u64; 2])> {
         match self {
-            Self::Small { term, words, .. } => {
-                terms.get(*term).is_of(namespace, policy).then_some((term, words))
+            Self::Small { term: number, words, .. } => {
+                let term = terms.get(*number);
+                term.is_of(namespace, policy).then_some((number, term, words))
             }
             Self::Several { counts, .. } => {
                 let position = TermCount::position(counts, terms, namespace, policy, likely)?;
-                counts.get_mut(position).map(|TermCount { term, words }| (term, words))
+                let TermCount { term: number, words } = counts.get_mut(position)?;
+                let term = terms.get(*number);
+                Some((number, term, words))
             }
             Self::Large { .. } => None,
         }
@@ -294,6 +298,14 @@ impl Keyed for KeySlot {
             Self::Large { key, large } => large.long_key.as_deref().unwrap_or_else(|| key.as_bytes()),
         }
     }
+
+    #[inline]
+    fn has_key(&self, key: &PartitionKey) -> bool {
+        match self {
+            Self::Small { key: short, .. } | Self::Several { key: short, .. } => short.is(key),
+            Self::Large { .. } => self.key() == key.as_bytes(),
+        }
+    }
 }
 
 impl ShortKey {
@@ -309,6 +321,16 @@ impl ShortKey {
             }
             None => (short, Some(bytes.into())),
         }
+    }
+
+    /// Returns whether this is the short form of a key. Compares the words of whole buffers, because zeros follow the bytes of both. A call
+    /// that compares only the bytes takes longer.
+    #[inline]
+    fn is(&self, key: &PartitionKey) -> bool {
+        let Some((length, bytes)) = key.as_inline() else { return false };
+        let word = |bytes: &[u8], at| bytes[at..].first_chunk().copied().map(u64::from_ne_bytes);
+        length == self.length
+            && [0, 8, 16, 24, SHORT - 8].iter().all(|at| word(&self.buffer, *at) == word(bytes, *at))
     }
 
     #[inline]
@@ -450,7 +472,7 @@ impl PairCount {
     pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
         self.count.decide(check)?;
         if check.changes() {
-            self.note_charge(check.pair);
+            self.note_charge(*check.pair);
         }
         Some(())
     }
@@ -506,6 +528,34 @@ mod tests {
     #[cfg(target_pointer_width = "64")]
     fn slot_is_seven_words() {
         assert_eq!((size_of::<KeySlot>(), size_of::<TermCount>()), (56, 24));
+    }
+
+    /// Keys of every length near the bounds of words and of short keys, and those that differ from them in one byte or in a zero at the end.
+    #[test]
+    fn slot_has_only_its_own_key() {
+        let terms = &mut TermTable::default();
+        let (namespace, policy) =
+            (Namespace::default(), Policy::new("p", 5, Duration::from_secs(1)).unwrap());
+        for length in (0..=50).chain([300]) {
+            let bytes = vec![b'x'; length];
+            let count = PackedCount::Words { words: [0; 2], is_shadow: false };
+            let key = PartitionKey::from_bytes(&bytes);
+            let slot = KeySlot::new(terms, &key, &namespace, &policy, count);
+            assert!(slot.has_key(&key), "{length} bytes");
+            let mut others: Vec<Vec<u8>> = (0..length)
+                .map(|at| {
+                    let mut other = bytes.clone();
+                    other[at] = 0;
+                    other
+                })
+                .collect();
+            others.push([&bytes[..], &[0]].concat());
+            others.push(bytes[..length.saturating_sub(1)].to_vec());
+            for other in others.into_iter().filter(|other| *other != bytes) {
+                assert!(!slot.has_key(&PartitionKey::from_bytes(&other)), "{length} bytes: {other:?}");
+            }
+            slot.release(terms);
+        }
     }
 
     #[test]

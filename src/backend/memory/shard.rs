@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::{
-    any_count::{AnyCount, AnyReading, PackedCount, Single},
+    any_count::{AnyCount, AnyReading, PackedCount, PackedOutcome, Single},
     due::DueGroups,
     key_map::{KeyMap, Keyed},
     partition::{KeySlot, PairCount, TermCount},
@@ -51,18 +51,11 @@ impl KeyShard {
         if let KeySlot::Large { large, .. } = slot {
             return Some(large.partition.count_mut(namespace, policy, likely)?.decide(check));
         }
-        let (term, words) = slot.packed_mut(&self.terms, namespace, policy, likely)?;
-        let term = self.terms.get(*term);
-        let Some(packed) = AnyCount::decide_packed(Some((*words, term)), check) else { return Some(None) };
-        if check.changes() {
-            match packed {
-                PackedCount::Words { words: charged, is_shadow }
-                    if is_shadow == term.is_shadow && *policy == term.policy =>
-                {
-                    *words = charged;
-                }
-                packed => self.replace(key, namespace, policy, packed),
-            }
+        let (_, term, words) = slot.packed_mut(&self.terms, namespace, policy, likely)?;
+        match AnyCount::decide_packed(words, term, check) {
+            PackedOutcome::Stays => {}
+            PackedOutcome::Replaced(count) => self.replace(key, namespace, policy, count),
+            PackedOutcome::Full => return Some(None),
         }
         Some(Some(()))
     }
@@ -152,7 +145,7 @@ impl KeyShard {
         if let Some(decided) = index.and_then(|index| self.decide(index, namespace, likely, check)) {
             return decided;
         }
-        let count = AnyCount::decide_packed(None, check)?;
+        let count = AnyCount::decide_new(check)?;
         if check.changes() {
             self.insert(index, key, namespace, check.pair.policy, count);
         }
@@ -324,9 +317,18 @@ impl<'a> LockedShards<'a> {
     /// Locks the shards of these keys.
     pub(super) fn new<'k>(
         shards: &'a [Apart<Lock<KeyShard>>; SHARDS],
-        keys: impl Iterator<Item = &'k PartitionKey>,
+        given: impl Iterator<Item = &'k PartitionKey>,
     ) -> Self {
-        let keys: Vec<PartitionKey> = keys.map(|key| key.bounded().into_owned()).collect();
+        let (mut last, mut keys) = (None, Vec::<PartitionKey>::new());
+        for key in given {
+            let stored = match keys.last() {
+                // Most pairs of a check have one key, and the digest of a long key takes long.
+                Some(stored) if last == Some(key) => stored.clone(),
+                _ => key.bounded().into_owned(),
+            };
+            keys.push(stored);
+            last = Some(key);
+        }
         let mut indices: Vec<usize> = keys.iter().map(shard_of).collect();
         indices.sort_unstable();
         indices.dedup();
@@ -438,8 +440,9 @@ mod tests {
     fn decide(shard: &mut KeyShard, check: &Check, clock: u64) {
         let generations = Generations::new();
         let [pair] = check.pairs() else { panic!("one pair") };
-        let mut single = Single::new(pair.borrowed(), check.purpose(), clock, &generations);
-        shard.decide_or_insert(None, &pair.key, check.scope(), 0, &mut single).unwrap();
+        let (pair, purpose) = (pair.borrowed(), check.purpose());
+        let mut single = Single::new(&pair, &purpose, clock, &generations);
+        shard.decide_or_insert(None, pair.key, check.scope(), 0, &mut single).unwrap();
     }
 
     fn log(name: &str, seconds: u64) -> Policy {

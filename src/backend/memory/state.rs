@@ -126,7 +126,7 @@ impl MemoryState {
         {
             let pairs: SmallVec<[PairRef<'_>; FEW_PAIRS]> =
                 check.pairs().iter().map(Pair::borrowed).collect();
-            if let Some(decision) = self.decide_key(check.scope(), &pairs, check.purpose()) {
+            if let Some(decision) = self.decide_key(check.scope(), &pairs, &check.purpose()) {
                 return Ok(decision);
             }
         }
@@ -136,33 +136,37 @@ impl MemoryState {
         }
     }
 
-    /// Decides a check of pairs of one partition key: one lock, one search for the key. Returns `None` if there is no room for a record or
-    /// the key. Then nothing was charged.
-    #[inline]
+    /// Decides a check of pairs of one partition key: one lock, one search for the key. Returns `None` if the key is long, or there is no
+    /// room for a record or the key. Then nothing was charged.
+    ///
+    /// As a part of its callers, it would exceed what the compiler inlines.
+    #[inline(never)]
     pub(super) fn decide_key(
         &self,
         namespace: &Namespace,
         pairs: &[PairRef<'_>],
-        purpose: Purpose,
+        purpose: &Purpose,
     ) -> Option<Decision> {
         match pairs {
-            [pair] => self.decide_single(namespace, *pair, purpose),
-            pairs => self.decide_several(namespace, pairs, purpose),
+            [pair] if !pair.key.is_long() => self.decide_single(namespace, pair, purpose),
+            [pair, _, ..] if !pair.key.is_long() => self.decide_several(namespace, pair.key, pairs, *purpose),
+            _ => None,
         }
     }
 
+    #[inline(never)]
     fn decide_several(
         &self,
         namespace: &Namespace,
+        key: &PartitionKey,
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        let key = pairs.first()?.key.bounded();
-        let mut shard = self.shards[shard_of(&key)].lock();
+        let mut shard = self.shards[shard_of(key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        let index = shard.slots.seek(&key);
+        let index = shard.slots.seek(key);
         let (mut is_admitted, mut is_charged) = (true, false);
         for (i, pair) in pairs.iter().enumerate() {
             let count = shard.count_or_empty(index, namespace, pair.policy, i);
@@ -190,8 +194,8 @@ impl MemoryState {
         let adds_key = index.is_none() && is_charged;
         self.reserve(usize::from(adds_key), purpose, &mut 0).ok()?;
         for (i, pair) in pairs.iter().enumerate() {
-            let mut check = Single::new(*pair, purpose, clock, &self.generations);
-            shard.decide_or_insert(index, &key, namespace, i, &mut check)?;
+            let mut check = Single::new(pair, &purpose, clock, &self.generations);
+            shard.decide_or_insert(index, key, namespace, i, &mut check)?;
             statuses.push(check.status());
             receipts.extend(check.receipt());
         }
@@ -203,28 +207,36 @@ impl MemoryState {
 
     /// Decides a check of one pair: no list. Returns `None` if there is no room for its record or its key. Then nothing was charged.
     #[inline]
-    fn decide_single(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
-        let key = pair.key.bounded();
-        let mut shard = self.shards[shard_of(&key)].lock();
+    fn decide_single(
+        &self,
+        namespace: &Namespace,
+        pair: &PairRef<'_>,
+        purpose: &Purpose,
+    ) -> Option<Decision> {
+        let key = pair.key;
+        let mut shard = self.shards[shard_of(key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let mut check = Single::new(pair, purpose, clock, &self.generations);
-        let index = shard.slots.seek(&key);
+        let index = shard.slots.seek(key);
         match index.and_then(|index| shard.decide(index, namespace, 0, &mut check)) {
             Some(decided) => decided?,
             None => {
-                let count = AnyCount::decide_packed(None, &mut check)?;
+                let count = AnyCount::decide_new(&mut check)?;
                 if check.is_charged() {
-                    self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
+                    self.reserve(usize::from(index.is_none()), *purpose, &mut 0).ok()?;
                 }
                 if check.changes() {
-                    shard.insert(index, &key, namespace, pair.policy, count);
+                    shard.insert(index, key, namespace, pair.policy, count);
                     self.note_due(&shard);
                 }
             }
         }
         drop(shard);
+        if let Some(receipt) = check.receipt() {
+            return Some(check.decision_with(receipt));
+        }
         Some(check.decision())
     }
 
@@ -274,7 +286,8 @@ impl MemoryState {
         }
 
         for (i, pair) in pairs.iter().enumerate() {
-            let mut charge = Single::new(pair.borrowed(), purpose, clock, &self.generations);
+            let pair = pair.borrowed();
+            let mut charge = Single::new(&pair, &purpose, clock, &self.generations);
             if is_charged[i] && purpose != Purpose::Peek {
                 let (shard, key) = locked.shard_mut(i);
                 // It has room, as its reading states.

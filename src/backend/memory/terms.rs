@@ -29,9 +29,7 @@ impl TermTable {
 
     /// Returns the number of the term of one more count, or `None` if there are too many terms.
     pub(super) fn acquire(&mut self, namespace: &Namespace, policy: &Policy, is_shadow: bool) -> Option<u8> {
-        let is_same = |term: &Term| {
-            term.is_shadow == is_shadow && term.policy == *policy && term.namespace == *namespace
-        };
+        let is_same = |term: &Term| term.is_for(policy, is_shadow) && term.namespace == *namespace;
         let known = self.0.iter().position(is_same);
         let index = known.or_else(|| self.0.iter().position(|term| term.counts == 0)).unwrap_or(self.0.len());
         if known.is_none() {
@@ -60,6 +58,13 @@ impl TermTable {
 }
 
 impl Term {
+    /// Returns whether a count of this policy and this mark has this term, if the namespace is the same.
+    #[inline]
+    pub(super) fn is_for(&self, policy: &Policy, is_shadow: bool) -> bool {
+        // Usually a clone of the policy is stored. So most callers need not call the comparison of policies.
+        self.is_shadow == is_shadow && (self.policy.is_same(policy) || self.policy == *policy)
+    }
+
     /// Returns whether a count of this term counts a policy.
     #[inline]
     pub(super) fn is_of(&self, namespace: &Namespace, policy: &Policy) -> bool {

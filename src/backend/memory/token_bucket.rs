@@ -24,8 +24,11 @@ pub(super) struct TokenBucket {
 pub(super) struct TokenBucketReading {
     /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
+    /// In parts.
     used: u64,
+    /// In units.
     capacity: u64,
+    /// The parts of a unit.
     parts: u64,
     /// The parts that return in a microsecond.
     returned: u64,
@@ -39,7 +42,7 @@ impl Count for TokenBucket {
 
     fn read(&self, clock: u64, policy: &Policy) -> TokenBucketReading {
         let [parts, returned] = policy.properties().arguments;
-        let capacity = u64::from(policy.quota_units()) * parts;
+        let capacity = u64::from(policy.quota_units());
         let empty = TokenBucketReading { now: clock, used: 0, capacity, parts, returned };
         let Some(now) = monotonic_instant(clock, self.last, policy.window_micros()) else { return empty };
         let used = if self.parts == parts { self.used } else { convert(self.used, self.parts, parts) };
@@ -59,7 +62,8 @@ impl Count for TokenBucket {
 
     fn receipt(&mut self, reading: TokenBucketReading, generations: &Generations) -> Receipt {
         // At its bound, not all units of a debit were charged. A refund would return those of other charges.
-        if self.used > reading.capacity && self.used >= (2 * reading.capacity).min(MAX_PARTS) {
+        let capacity = reading.capacity * reading.parts;
+        if self.used > capacity && self.used >= (2 * capacity).min(MAX_PARTS) {
             return Receipt::NO_CHARGE;
         }
         Receipt { generation: self.generation.get(generations), at_micros: self.last, ordinal: 0 }
@@ -93,17 +97,19 @@ impl Count for TokenBucket {
 impl TokenBucketReading {
     /// Returns the usage after a charge, in parts. An overage is at most the capacity beyond the capacity.
     fn used_after(&self, units: u64) -> u64 {
-        let after = self.used.saturating_add(units.saturating_mul(self.parts));
-        if after <= self.capacity {
+        let Self { used, capacity, parts, .. } = *self;
+        // Below 2^55: a usage and the parts of a capacity are at most `MAX_PARTS`.
+        let after = used + units.min(2 * capacity) * parts;
+        if after <= capacity * parts {
             after
         } else {
-            after.min(2 * self.capacity).min(MAX_PARTS).max(self.used)
+            after.min(2 * capacity * parts).min(MAX_PARTS).max(used)
         }
     }
 
-    /// Returns the first instant at which no more than these units of a usage in parts have not returned.
-    fn falls_from(&self, used: u64, units: u64) -> u64 {
-        self.now + used.saturating_sub(units.saturating_mul(self.parts)).div_ceil(self.returned)
+    /// Returns the instant at which this many parts have returned.
+    fn returned_at(&self, parts: u64) -> u64 {
+        self.now + parts.div_ceil(self.returned)
     }
 }
 
@@ -117,15 +123,15 @@ impl UsageReading for TokenBucketReading {
     }
 
     fn falls_to(&self, units: u64) -> u64 {
-        self.falls_from(self.used, units)
+        self.returned_at(self.used.saturating_sub(units.saturating_mul(self.parts)))
     }
 
     fn forecast(&self, units: u64, quota: u64) -> Forecast {
         let after = self.used_after(units);
         let used = after.div_ceil(self.parts);
-        // One more unit of the quota remains when one less than these are used.
-        let fewer = used.min(quota).saturating_sub(1);
-        Forecast { used, next: self.falls_from(after, fewer), reset: self.falls_from(after, 0) }
+        // One more unit of the quota remains when one less than these are used. Their parts are less than `after`, or both are 0.
+        let fewer = used.min(quota).saturating_sub(1) * self.parts;
+        Forecast { used, next: self.returned_at(after - fewer), reset: self.returned_at(after) }
     }
 }
 

@@ -552,7 +552,10 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
         3 if pair.is_shadow => return Some(None),
         _ => return None,
     };
-    Some(Some(Status::of_pair(pair.borrowed(), Standing { remaining, retry_after, next_after, reset_after })))
+    Some(Some(Status::of_pair(
+        pair.borrowed(),
+        &Standing { remaining, retry_after, next_after, reset_after },
+    )))
 }
 
 /// A reader of packed little-endian numbers.
