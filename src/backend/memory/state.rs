@@ -285,8 +285,7 @@ impl MemoryState {
             return Ok(DecisionAttempt::NoRoom { missing, shard });
         }
 
-        for (i, pair) in pairs.iter().enumerate() {
-            let pair = pair.borrowed();
+        for (i, pair) in pairs.iter().map(Pair::borrowed).enumerate() {
             let mut charge = Single::new(&pair, &purpose, clock, &self.generations);
             if is_charged[i] && purpose != Purpose::Peek {
                 let (shard, key) = locked.shard_mut(i);
