@@ -214,6 +214,7 @@ impl<'a> Single<'a> {
         }
     }
 
+    /// Decides as [`decide`](Self::decide) does, for this purpose.
     #[inline(always)]
     fn decide_for<C: Count>(&mut self, purpose: Purpose, count: &mut C) -> Option<bool> {
         let Self { pair: &pair, clock, .. } = *self;

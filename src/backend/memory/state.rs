@@ -154,6 +154,7 @@ impl MemoryState {
         }
     }
 
+    /// Decides a check of several pairs of this key. Returns `None` if there is no room for a record or the key. Then nothing was charged.
     #[inline(never)]
     fn decide_several(
         &self,
