@@ -7,7 +7,7 @@ use hashbrown::HashTable;
 use crate::key::{PartitionKey, hash_code};
 
 /// The number of slots in a chunk.
-const CHUNK: usize = 64;
+const CHUNK: usize = 16;
 
 /// The slots of a shard. Their indices are 0 to the number of slots less one.
 ///
@@ -16,11 +16,14 @@ pub(super) struct KeyMap<S> {
     /// The indices by the hashes of the keys. A backend has fewer than 2^32 keys.
     table: HashTable<u32>,
     /// All chunks are full, except the last one that is not empty. At most one chunk is empty.
-    chunks: Vec<Vec<S>>,
+    chunks: Vec<Chunk<S>>,
     len: usize,
     /// The hash and the index of the key that was sought last. A key in use is often sought again.
     recent: (u64, usize),
 }
+
+/// Some slots in a row, and then room for more.
+type Chunk<S> = Box<[Option<S>; CHUNK]>;
 
 /// A slot, which stores the bytes of its key.
 pub(super) trait Keyed {
@@ -67,24 +70,22 @@ impl<S: Keyed> KeyMap<S> {
     /// Returns the slot with this index.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Option<&S> {
-        self.chunks.get(index / CHUNK)?.get(index % CHUNK)
+        self.chunks.get(index / CHUNK)?[index % CHUNK].as_ref()
     }
 
     /// Returns the slot with this index.
     #[inline]
     pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut S> {
-        self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
+        self.chunks.get_mut(index / CHUNK)?[index % CHUNK].as_mut()
     }
 
     /// Adds the slot of a key that is not stored. It receives the next index.
     pub(super) fn push(&mut self, slot: S) {
         let (index, chunk, hash) = (self.len, self.len / CHUNK, hash_code(slot.key()));
         if chunk == self.chunks.len() {
-            // Many maps stay small: only the first chunk grows.
-            let capacity = if chunk == 0 { 0 } else { CHUNK };
-            self.chunks.push(Vec::with_capacity(capacity));
+            self.chunks.push(Box::new([const { None }; CHUNK]));
         }
-        self.chunks[chunk].push(slot);
+        self.chunks[chunk][index % CHUNK] = Some(slot);
         self.len += 1;
         self.table.insert_unique(hash, index as u32, hash_of(&self.chunks));
     }
@@ -96,14 +97,14 @@ impl<S: Keyed> KeyMap<S> {
             entry.remove();
         }
         let last = self.len - 1;
-        let mut removed = self.chunks[last / CHUNK].pop()?;
+        let mut removed = self.chunks[last / CHUNK][last % CHUNK].take()?;
         self.len = last;
         if index < last {
             let hash = hash_code(removed.key());
             if let Some(stored) = self.table.find_mut(hash, |stored| *stored as usize == last) {
                 *stored = index as u32;
             }
-            mem::swap(&mut removed, &mut self.chunks[index / CHUNK][index % CHUNK]);
+            mem::swap(&mut removed, self.get_mut(index)?);
         }
         if self.len + 2 * CHUNK <= self.chunks.len() * CHUNK {
             self.chunks.pop();
@@ -124,8 +125,11 @@ impl<S: Keyed> KeyMap<S> {
 }
 
 /// Returns the hash of the key of a stored slot. The slots do not store their hashes: the table needs them only to grow.
-fn hash_of<S: Keyed>(chunks: &[Vec<S>]) -> impl Fn(&u32) -> u64 {
-    |index| hash_code(chunks[*index as usize / CHUNK][*index as usize % CHUNK].key())
+fn hash_of<S: Keyed>(chunks: &[Chunk<S>]) -> impl Fn(&u32) -> u64 {
+    |index| {
+        let slot = &chunks[*index as usize / CHUNK][*index as usize % CHUNK];
+        slot.as_ref().map_or(0, |slot| hash_code(slot.key()))
+    }
 }
 
 #[cfg(test)]

@@ -527,7 +527,8 @@ mod tests {
     #[test]
     #[cfg(target_pointer_width = "64")]
     fn slot_is_seven_words() {
-        assert_eq!((size_of::<KeySlot>(), size_of::<TermCount>()), (56, 24));
+        let sizes = [size_of::<KeySlot>(), size_of::<Option<KeySlot>>(), size_of::<TermCount>()];
+        assert_eq!(sizes, [56, 56, 24]);
     }
 
     /// Keys of every length near the bounds of words and of short keys, and those that differ from them in one byte or in a zero at the end.
