@@ -109,7 +109,8 @@ impl TokenBucketReading {
 
     /// Returns the instant at which this many parts have returned.
     fn returned_at(&self, parts: u64) -> u64 {
-        self.now + parts.div_ceil(self.returned)
+        // Most rates return one part in a microsecond, so that there is nothing to divide.
+        self.now + if self.returned == 1 { parts } else { parts.div_ceil(self.returned) }
     }
 }
 
