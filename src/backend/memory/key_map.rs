@@ -31,10 +31,7 @@ pub(super) trait Keyed {
     fn key(&self) -> &[u8];
 
     /// Returns whether the key is this one.
-    #[inline]
-    fn has_key(&self, key: &PartitionKey) -> bool {
-        self.key() == key.as_bytes()
-    }
+    fn has_key(&self, key: &PartitionKey) -> bool;
 }
 
 impl<S> Default for KeyMap<S> {
@@ -141,6 +138,10 @@ mod tests {
     impl Keyed for (PartitionKey, u64) {
         fn key(&self) -> &[u8] {
             self.0.as_bytes()
+        }
+
+        fn has_key(&self, key: &PartitionKey) -> bool {
+            self.0 == *key
         }
     }
 

@@ -35,29 +35,41 @@ pub(super) struct KeyShard {
     due: DueGroups,
 }
 
+/// Why a check of one pair was not decided. It has changed nothing.
+pub(super) enum NotDecided {
+    /// The pair is not stored.
+    NotStored,
+    /// There is no room for a record.
+    RecordFull,
+}
+
 impl KeyShard {
-    /// Decides a check of a pair whose partition key has this index. Returns `None` if the pair is not stored, and `Some(None)` if its
-    /// record is full.
+    /// Decides a check of a stored pair. The partition key has this index, or none if it is not stored.
     #[inline(always)]
     pub(super) fn decide(
         &mut self,
-        key: usize,
+        key: Option<usize>,
         namespace: &Namespace,
         likely: usize,
         check: &mut Single<'_>,
-    ) -> Option<Option<()>> {
+    ) -> Result<(), NotDecided> {
         let policy = check.pair.policy;
-        let slot = self.slots.get_mut(key)?;
+        let key = key.ok_or(NotDecided::NotStored)?;
+        let slot = self.slots.get_mut(key).ok_or(NotDecided::NotStored)?;
         if let KeySlot::Large { large, .. } = slot {
-            return Some(large.partition.count_mut(namespace, policy, likely)?.decide(check));
+            let count = large.partition.count_mut(namespace, policy, likely).ok_or(NotDecided::NotStored)?;
+            return count.decide(check).ok_or(NotDecided::RecordFull);
         }
-        let (_, term, words) = slot.packed_mut(&self.terms, namespace, policy, likely)?;
+        let packed = slot.packed_mut(&self.terms, namespace, policy, likely);
+        let (_, term, words) = packed.ok_or(NotDecided::NotStored)?;
         match AnyCount::decide_packed(words, term, check) {
-            PackedOutcome::Stays => {}
-            PackedOutcome::Replaced(count) => self.replace(key, namespace, policy, count),
-            PackedOutcome::Full => return Some(None),
+            PackedOutcome::Stays => Ok(()),
+            PackedOutcome::Replaced(count) => {
+                self.replace(key, namespace, policy, count);
+                Ok(())
+            }
+            PackedOutcome::Full => Err(NotDecided::RecordFull),
         }
-        Some(Some(()))
     }
 
     /// Stores the count of a pair that is not stored. The partition key has this index, or none if it is new.
@@ -142,8 +154,10 @@ impl KeyShard {
         check: &mut Single<'_>,
     ) -> Option<()> {
         let index = index.or_else(|| self.slots.seek(key));
-        if let Some(decided) = index.and_then(|index| self.decide(index, namespace, likely, check)) {
-            return decided;
+        match self.decide(index, namespace, likely, check) {
+            Ok(()) => return Some(()),
+            Err(NotDecided::RecordFull) => return None,
+            Err(NotDecided::NotStored) => {}
         }
         let count = AnyCount::decide_new(check)?;
         if check.changes() {

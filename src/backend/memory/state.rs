@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use super::{
     any_count::{AnyCount, Single},
     clock::Clock,
-    shard::{KeyShard, LockedShards, PairReading, SHARDS, read, shard_of},
+    shard::{KeyShard, LockedShards, NotDecided, PairReading, SHARDS, read, shard_of},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
@@ -221,9 +221,10 @@ impl MemoryState {
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let mut check = Single::new(pair, purpose, clock, &self.generations);
         let index = shard.slots.seek(key);
-        match index.and_then(|index| shard.decide(index, namespace, 0, &mut check)) {
-            Some(decided) => decided?,
-            None => {
+        match shard.decide(index, namespace, 0, &mut check) {
+            Ok(()) => {}
+            Err(NotDecided::RecordFull) => return None,
+            Err(NotDecided::NotStored) => {
                 let count = AnyCount::decide_new(&mut check)?;
                 if check.is_charged() {
                     self.reserve(usize::from(index.is_none()), *purpose, &mut 0).ok()?;
