@@ -75,6 +75,25 @@ fn full_memory_removes_idle_keys_only() {
     }
 }
 
+/// Otherwise, the keys of a burst would stay while few others are in use.
+#[test]
+fn checks_of_one_key_remove_idle_keys_of_all_shards() {
+    let (backend, clock) = bounded(10_000);
+    for key in 0..10_000 {
+        assert_eq!(check(&backend, key, 1), Ok(true), "{key}: the bound has room");
+    }
+    clock.advance(WINDOW);
+    // Each removes at most 32 keys of its own shard, and 32 of another one.
+    let mut left = backend.keys();
+    for _ in 0..1_000 {
+        clock.advance(Duration::from_millis(2));
+        check(&backend, 0, 1).unwrap();
+        assert!(backend.keys() + 64 >= left, "{left} keys became {}: no check takes long", backend.keys());
+        left = backend.keys();
+    }
+    assert_eq!(left, 1);
+}
+
 #[test]
 fn check_stores_all_keys_or_none() {
     let (backend, _clock) = bounded(2);

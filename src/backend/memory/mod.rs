@@ -45,7 +45,9 @@ for_each_type!(declare_types);
 
 /// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
-/// Clones share their state. Each check removes a few idle partition keys.
+/// Clones share their state. Each check removes up to 32 idle partition keys in its part of the memory, a 64th of the whole. Once in a
+/// millisecond, a check does the same in one more part, in turn. So a full memory of idle keys is empty after some seconds to some minutes
+/// of checks, even if all of them are of one key.
 ///
 /// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only some new keys take
 /// longer: at the bound, one searches all shards for idle keys that are due, and one with which the table of its shard grows hashes the

@@ -3,6 +3,7 @@
 use std::{
     array,
     collections::HashMap,
+    iter,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -26,6 +27,9 @@ use crate::{
 /// The number of due groups of keys that a check inspects per shard. Most checks add at most one key to a shard.
 const INSPECTIONS_PER_CHECK: usize = 1;
 
+/// The time in which checks remove idle keys of one more shard once, in microseconds.
+const SWEEP_MICROS: u64 = 1 << 10;
+
 /// The number of pairs of a check up to which no list needs memory of the heap.
 const FEW_PAIRS: usize = 4;
 
@@ -46,6 +50,10 @@ pub(super) struct MemoryState {
     pub(super) keys: AtomicUsize,
     /// No partition key is due before this instant.
     pub(super) next_due: AtomicU64,
+    /// When idle keys of one more shard were removed, as a multiple of [`SWEEP_MICROS`].
+    swept_at: AtomicU64,
+    /// How many times this was done.
+    swept: AtomicUsize,
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
     pub(super) tokens: Lock<Tokens>,
@@ -110,6 +118,8 @@ impl MemoryState {
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
             next_due: AtomicU64::new(u64::MAX),
+            swept_at: AtomicU64::new(0),
+            swept: AtomicUsize::new(0),
             evicted_keys: AtomicU64::new(0),
             evicted_units: AtomicU64::new(0),
             tokens: Lock::default(),
@@ -166,7 +176,7 @@ impl MemoryState {
         let mut shard = self.shards[shard_of(key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
+        self.remove_some_idle(iter::once(&mut *shard), clock);
         let index = shard.slots.seek(key);
         let (mut is_admitted, mut is_charged) = (true, false);
         for (i, pair) in pairs.iter().enumerate() {
@@ -218,7 +228,7 @@ impl MemoryState {
         let mut shard = self.shards[shard_of(key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
+        self.remove_some_idle(iter::once(&mut *shard), clock);
         let mut check = Single::new(pair, purpose, clock, &self.generations);
         let index = shard.slots.seek(key);
         match shard.decide(index, namespace, 0, &mut check) {
@@ -252,8 +262,7 @@ impl MemoryState {
         let mut locked = LockedShards::new(&self.shards, check.pairs().iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        let since = self.idle_since(clock);
-        locked.iter_mut().for_each(|shard| self.remove_idle(shard, since, INSPECTIONS_PER_CHECK));
+        self.remove_some_idle(locked.iter_mut(), clock);
 
         let taken = locked.take(check, clock).or_else(|| locked.leave_at_most(check, clock));
         let check = taken.as_ref().unwrap_or(check);
@@ -357,6 +366,28 @@ impl MemoryState {
         let removed = shard.remove_idle(idle_since, max);
         if removed > 0 {
             self.keys.fetch_sub(removed, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes some idle keys of these shards, and from time to time of one more shard. Otherwise, those of a shard without a key in use
+    /// would stay.
+    #[inline]
+    fn remove_some_idle<'s>(&self, shards: impl Iterator<Item = &'s mut KeyShard>, clock: u64) {
+        let since = self.idle_since(clock);
+        shards.for_each(|shard| self.remove_idle(shard, since, INSPECTIONS_PER_CHECK));
+        if clock / SWEEP_MICROS != self.swept_at.load(Ordering::Relaxed) {
+            self.sweep_next(clock);
+        }
+    }
+
+    /// Removes some idle keys of the next shard.
+    #[cold]
+    fn sweep_next(&self, clock: u64) {
+        self.swept_at.store(clock / SWEEP_MICROS, Ordering::Relaxed);
+        let next = self.swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        // The caller holds the lock of a shard, so it must not wait for another one.
+        if let Some(mut shard) = self.shards[next].try_lock() {
+            self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         }
     }
 
