@@ -80,12 +80,12 @@ TOKEN_EXPIRED = 'e'
 TYPE_FORMAT = '<I6'
 TYPE_OFFSET = 11
 
--- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units,
--- and the
--- verdicts.
+-- The reply to a check: the status and the receipt of a pair, the generation that no pair has, the receipt without a charge, the
+-- same with leased units, and the verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
 RECEIPT_FORMAT = '<c7I7I3'
 NO_STATUS = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+NO_GENERATION = '\0\0\0\0\0\0\0'
 NO_CHARGE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 LEASE_FORMAT = '<c7I7I3I4'
 NO_LEASE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'

@@ -82,8 +82,10 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         call('SET', key, stored, 'PX', (lives + -lives % 1000) / 1000 + extra_ttl)
       end
     end
-    -- At its bound, not all units of a debit were charged. A refund would return those of other charges.
-    if HAS_RECEIPTS and (used <= capacity or used < math.min(2 * capacity, MAX_PARTS)) then
+    if HAS_RECEIPTS then
+      -- At its bound, not all units of a debit were charged. A refund would return those of other charges, so no pair has the
+      -- generation of this receipt.
+      if used > capacity and used >= math.min(2 * capacity, MAX_PARTS) then generation = NO_GENERATION end
       receipt = pack(RECEIPT_FORMAT, generation, at, 0)
     end
   end

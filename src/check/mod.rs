@@ -141,6 +141,11 @@ pub struct Receipt {
 impl Receipt {
     /// The receipt of a pair without a charge.
     pub(crate) const NO_CHARGE: Self = Self { generation: 0, at_micros: 0, ordinal: 0 };
+
+    /// Returns the receipt of a charge that no refund changes. No pair has its generation.
+    pub(crate) const fn without_refund(at_micros: u64) -> Self {
+        Self { generation: 0, at_micros, ordinal: 0 }
+    }
 }
 
 /// A refund: units that are returned to the place of their charge. For every pair, at most the charge.

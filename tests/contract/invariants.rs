@@ -274,7 +274,7 @@ pub fn charged_check(check: &Check, decision: &Decision) -> Check {
 pub fn used_of_charged(check: &Check, receipts: &[Receipt], used: &[Used; 2]) -> Vec<u32> {
     let pairs = check.pairs().iter().zip(receipts).zip(used.iter().cycle());
     let of_pair = |((pair, receipt), used): ((&Pair, &Receipt), &Used)| {
-        if pair.is_shadow && receipt.generation == 0 && pair.cost > 0 {
+        if pair.is_shadow && receipt.generation == 0 && receipt.at_micros == 0 && pair.cost > 0 {
             pair.cost
         } else {
             used.units(pair.cost)

@@ -163,6 +163,19 @@ fn debit_at_bound_of_bucket_receives_no_refund() {
     assert!(!now(limiter.check((alice(), 1))).unwrap().is_admitted());
 }
 
+/// The receipt of a debit that reaches the bound states that no refund is possible, and not that nothing was charged.
+#[test]
+fn settlement_of_debit_at_bound_charges_shadow_policy() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let trial = Policy::token_bucket("trial", 10, Rate::per_minute(1)).unwrap().shadow();
+    let limiter =
+        Limiter::builder(backend.clone()).policy(policy("pages", 1_000)).policy(trial).build().unwrap();
+    let debit = now(limiter.debit((alice(), 20))).unwrap();
+    now(limiter.reset(alice())).unwrap();
+    now(debit.settle(25));
+    assert_eq!(remaining(&limiter), [995, 5], "the difference is charged to both policies");
+}
+
 /// An open gate stores no key. So at the bound on keys, it makes no room for a shadow pair.
 #[test]
 fn gate_stores_no_key_for_shadow_pair() {

@@ -64,7 +64,7 @@ impl Count for TokenBucket {
         // At its bound, not all units of a debit were charged. A refund would return those of other charges.
         let capacity = reading.capacity * reading.parts;
         if self.used > capacity && self.used >= (2 * capacity).min(MAX_PARTS) {
-            return Receipt::NO_CHARGE;
+            return Receipt::without_refund(self.last);
         }
         Receipt { generation: self.generation.get(generations), at_micros: self.last, ordinal: 0 }
     }

@@ -2,7 +2,7 @@
 
 use tower_sliding_window::{Policy, Wait, backend::Purpose, policy::Rate};
 
-use super::{edges, micros, wait_of};
+use super::{NO_CHARGE, edges, micros, wait_of};
 
 fn bucket(capacity: u32, units: u32, period: u64) -> Policy {
     Policy::token_bucket("bucket", capacity, Rate::new(units, micros(period))).unwrap()
@@ -59,6 +59,23 @@ edges! {
         let status = bench.check(&[("a", &bucket, 0)]).statuses()[0].clone();
         assert_eq!((status.remaining(), status.reset_after()), (0, micros(20_000)), "10 units beyond the capacity");
         assert_eq!(bench.assert_exact_wait("a", &bucket, 1), 11_000, "11 units return first");
+    }
+
+    debit_that_reaches_bound_has_charge_without_refund: |bench| {
+        for bucket in [bucket(10, 1, 1_000), bucket(10, 1, 1_000).shadow()] {
+            let pairs = [("a", &bucket, 20)];
+            bench.reset(&pairs);
+            let debit = bench.build_check(&pairs).with_purpose(Purpose::Debit);
+            let decision = bench.run_check(&debit);
+            let debit = (debit, decision.receipts().to_vec());
+            assert_ne!(debit.1, [NO_CHARGE], "units were charged");
+            bench.settle(&debit, &[0]);
+            let reset_after = || bench.check(&[("a", &bucket, 0)]).statuses()[0].reset_after();
+            assert_eq!(reset_after(), micros(20_000), "no refund changes the charge");
+            bench.move_clock(12_000);
+            bench.settle(&debit, &[25]);
+            assert_eq!(reset_after(), micros(13_000), "the overage is charged");
+        }
     }
 
     refund_returns_units_until_bucket_was_full: |bench| {
