@@ -895,6 +895,11 @@ mod tests {
             (1_000_000, Rate::new(999_999, Duration::from_micros(1)), 999),
             (2, Rate::new(2, MAX_WINDOW), 2),
             (3, Rate::new(3, MAX_WINDOW), 3),
+            // A smaller capacity that also returns in almost 366 days.
+            (366, Rate::per_day(1), 7),
+            (366, Rate::per_day(1), 2),
+            (4_000_000_000, Rate::new(4_000_000_000, MAX_WINDOW), 2),
+            (4_000_000_000, Rate::new(4_000_000_000, MAX_WINDOW), 4_000_000),
         ] {
             let whole = bucket(capacity, rate).unwrap();
             let part = whole.reduced_to(NonZeroU32::new(capacity / share).unwrap());

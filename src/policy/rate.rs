@@ -94,12 +94,14 @@ impl Rate {
         Duration::from_micros(micros.div_ceil(u128::from(self.units.max(1))).try_into().unwrap_or(u64::MAX))
     }
 
-    /// Returns a rate that is smaller by the factor of two quotas. It is rounded down.
+    /// Returns a rate that is smaller by the factor of two capacities. It is rounded down, unless the smaller capacity would then need
+    /// more than 366 days to return.
     pub(super) fn reduced(self, from: NonZeroU32, to: NonZeroU32) -> Self {
         let reduced = |units: u32| {
             let divisor = u128::from(self.units.max(1)) * u128::from(to.get());
             let period = u128::from(self.period_micros()) * u128::from(from.get()) * u128::from(units);
-            u64::try_from(period.div_ceil(divisor))
+            let longest = MAX_WINDOW.as_micros() * u128::from(units) / u128::from(to.get());
+            u64::try_from(period.div_ceil(divisor).min(longest))
                 .map(|micros| Self::new(units, Duration::from_micros(micros)))
         };
         // The period becomes longer. The more units it has, the less the rate changes because it is rounded.
