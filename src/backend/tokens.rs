@@ -60,6 +60,8 @@ pub(crate) struct TokenPair {
 /// The result of the settlement of a token, from the least to the most that has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TokenOutcome {
+    /// The store, a memory, has not made it.
+    OtherMemory,
     /// The token has expired.
     Expired,
     /// It was settled before.

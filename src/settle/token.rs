@@ -82,6 +82,9 @@ pub enum TokenError {
     /// The reservation was settled, or has become a token.
     #[error("the reservation is settled already, or has become a token")]
     Settled,
+    /// The token is of a [`MemoryBackend`](crate::MemoryBackend) with another memory, such as that of another process.
+    #[error("token of another memory: only the `MemoryBackend` that made it, or a clone, settles it")]
+    OtherMemory,
     /// The backend has no tokens, or it may not have settled this one. It is safe to settle the token again.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -181,6 +184,7 @@ impl SettlementQueue {
             TokenOutcome::Settled(at_micros) => self.settled(Ok(at_micros)),
             TokenOutcome::Already => Settled::Already,
             TokenOutcome::Expired => Settled::Expired,
+            TokenOutcome::OtherMemory => return Err(TokenError::OtherMemory),
         })
     }
 }

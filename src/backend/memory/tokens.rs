@@ -20,9 +20,7 @@ impl MemoryState {
         if self.clock.now_micros() >= settlement.expires_at {
             return Ok(TokenOutcome::Expired);
         }
-        let token = tokens.by_id.get_mut(&settlement.id).ok_or_else(|| {
-            BackendError::with_source(Reason::Unsupported, "the token is of the memory of another process")
-        })?;
+        let Some(token) = tokens.by_id.get_mut(&settlement.id) else { return Ok(TokenOutcome::OtherMemory) };
         let Some((check, receipts)) = &token.charge else { return Ok(TokenOutcome::Already) };
         let used: Vec<u32> = settlement.pairs.iter().map(|TokenPair { used, .. }| *used).collect();
         // Only an overage may fail. Then nothing has changed.
