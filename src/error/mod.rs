@@ -238,7 +238,7 @@ pub enum ConfigError {
 
     /// The secret of hashed keys or of pseudonyms is too short. The text does not contain it.
     #[error(
-        "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
+        "secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
     #[non_exhaustive]
     HashSecret {

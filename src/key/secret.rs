@@ -91,7 +91,7 @@ mod tests {
             assert_eq!(
                 error.into_error().to_string(),
                 format!(
-                    "hash secret of {} bytes: it must have at least 32 random bytes, for example from `openssl rand -hex 32`",
+                    "secret of {} bytes: it must have at least 32 random bytes, for example from `openssl rand -hex 32`",
                     secret.len()
                 )
             );

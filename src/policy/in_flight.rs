@@ -34,16 +34,22 @@ pub(super) const fn retry_after() -> Duration {
     Duration::from_secs(1)
 }
 
+/// Returns an error unless the quota is in its range.
+pub(super) fn check_quota(policy: &str, quota: u32) -> Result<(), ConfigError> {
+    if (1..=MAX_QUOTA).contains(&quota) {
+        return Ok(());
+    }
+    let valid = format!("1 to {MAX_QUOTA} units in flight");
+    Err(ConfigError::invalid_policy(policy, "quota", quota, valid))
+}
+
 /// Returns the properties of a policy, or an error if its quota or one of its times is out of its range.
 pub(super) fn properties(
     GivenFields { name, quota, .. }: GivenFields<'_>,
     hold_time: Duration,
     retry_after: Duration,
 ) -> Result<Properties, ConfigError> {
-    if quota.get() > MAX_QUOTA {
-        let valid = format!("1 to {MAX_QUOTA} units in flight");
-        return Err(ConfigError::invalid_policy(name, "quota", quota, valid));
-    }
+    check_quota(name, quota.get())?;
     for (field, time, min) in [
         ("hold time", hold_time, Duration::from_secs(1)),
         ("retry after", retry_after, Duration::from_millis(1)),

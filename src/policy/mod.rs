@@ -270,10 +270,17 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`new`](Self::new), and [`ConfigError::InvalidPolicy`] unless the [rate](Rate) is in its range.
+    /// Returns the errors of [`new`](Self::new), and [`ConfigError::InvalidPolicy`] unless the [rate](Rate) is in its range, and returns
+    /// the burst in 1 ms to 366 days.
     pub fn rate(name: &str, burst: u32, rate: Rate) -> Result<Self, ConfigError> {
         token_bucket::check_rate(name, rate)?;
-        Self::new(name, burst, rate.time_of(burst))
+        let window = rate.time_of(burst);
+        if burst > 0 && !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
+            let given = format!("{burst} units at {} units per {:?}", rate.units(), rate.period());
+            let valid = "units that return in 1 ms to 366 days, which is the window";
+            return Err(ConfigError::invalid_policy(name, "burst of", given, valid));
+        }
+        Self::new(name, burst, window)
     }
 
     /// Creates a gate: it denies every request of a partition key while it [blocks](crate::Limiter::block) the key, with the exact wait, and
@@ -348,6 +355,8 @@ impl Policy {
     /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
     /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 65,536 units.
     pub fn in_flight(name: &str, quota: u32) -> Result<Self, ConfigError> {
+        ConfigError::check_name("policy name", name)?;
+        in_flight::check_quota(name, quota)?;
         let (hold_time, retry_after) = (in_flight::hold_time(), in_flight::retry_after());
         Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
@@ -910,6 +919,30 @@ mod tests {
             // A rate of many units in a microsecond is rounded most.
             assert!(per_hour(of_part) >= exact.min(1e11) * 0.99, "{part:?}: nor much smaller");
         }
+    }
+
+    #[test]
+    fn impossible_quota_error_names_range_of_type() {
+        for quota in [0, 65_537] {
+            assert_eq!(
+                Policy::in_flight("exports", quota).unwrap_err().to_string(),
+                format!(r#"policy "exports": quota {quota}: it must be 1 to 65536 units in flight"#)
+            );
+        }
+        for (burst, rate, given) in [
+            (u32::MAX, Rate::per_day(1), "4294967295 units at 1 units per 86400s"),
+            (1, Rate::per_second(10_000), "1 units at 10000 units per 1s"),
+        ] {
+            let valid = "units that return in 1 ms to 366 days, which is the window";
+            assert_eq!(
+                Policy::rate("api", burst, rate).unwrap_err().to_string(),
+                format!(r#"policy "api": burst of {given}: it must be {valid}"#)
+            );
+        }
+        assert_eq!(
+            Policy::rate("api", 0, Rate::per_day(1)).unwrap_err().to_string(),
+            r#"policy "api": quota 0: it must be 1 to 4294967295 quota units"#
+        );
     }
 
     #[test]
