@@ -65,8 +65,8 @@ for_each_type!(declare_types);
 /// 3. If no sampled key qualifies, the check returns [`Reason::Full`](crate::backend::Reason::Full). Checks of the stored keys
 ///    continue.
 ///
-/// The usage of an evicted key starts from zero. So under an attack, a client may be admitted to almost half of a quota again. A
-/// key that uses half of a quota or more is never evicted: a client at its limit cannot reset its own key by inventing others.
+/// The usage of an evicted key starts from zero. So under an attack, a client may be admitted to almost half of a quota again, each time
+/// that its key is evicted. A key that uses half of a quota or more is never evicted: a client at its limit cannot reset its own key by inventing others.
 ///
 /// Invented keys whose first charge is already half of the quota, such as those of a quota of 1, are never evicted either. They
 /// fill the backend, and new keys are rejected with `Full` until the window has passed. Against such an attack, limit what a
