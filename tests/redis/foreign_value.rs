@@ -6,13 +6,15 @@ use std::time::Duration;
 use redis::cmd;
 use tower_sliding_window::{
     Limiter, Policy, RedisBackend,
-    backend::{Backend, Reason, Refund},
+    backend::{Backend, Purpose, Reason, Refund},
 };
 
 use super::{
     admin::{Admin, State},
+    layout::PLAIN_TOKENS_SIZE,
     rig::{
-        HOUR, alice, every_algorithm, every_type, limiter, peek, policy, reason, reserve, with_manual_clock,
+        HOUR, alice, check, every_algorithm, every_form, limiter, peek, policy, reason, reserve,
+        with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -299,19 +301,24 @@ async fn window_values_of_wrong_length_or_type_are_foreign() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        for policy in every_type(100, HOUR).into_iter().skip(2) {
+        for (policy, form) in every_form(100, HOUR).into_iter().skip(2) {
             admin.query::<()>(&["FLUSHALL"]);
             let (backend, _clock) = with_manual_clock(&server).await;
-            let reserved = reserve(&backend, std::slice::from_ref(&policy), 2).await;
-            let limiter = limiter(backend.clone(), [policy]);
+            let policies = [policy];
+            let reserved = reserve(&backend, &policies, 2).await;
+            if form == Purpose::Charge {
+                admin.query::<()>(&["FLUSHALL"]);
+                let _ = backend.check(&check(&policies, 2, form)).await.unwrap();
+            }
+            let limiter = limiter(backend.clone(), policies);
             let key = admin.only_key();
             let value: Vec<u8> = admin.query(&["GET", &key]);
             assert!(
-                [24, 27, 33].contains(&value.len()),
-                "{engine:?}: the layout of the windows, of a token bucket and of a period"
+                [24, 27, PLAIN_TOKENS_SIZE, 33].contains(&value.len()),
+                "{engine:?}: the layout of the windows, of both forms of a token bucket and of a period"
             );
 
-            for length in [0, 1, 12, 23, 25, 48] {
+            for length in [0, 1, 12, 23, 25, 26, 29, 48] {
                 cmd("SET").arg(&key).arg(&value.repeat(2)[..length]).exec(&mut admin.0).unwrap();
                 assert_foreign_and_unchanged(engine, &format!("{length} bytes"), &limiter, &mut admin).await;
                 assert_refund_fails_and_writes_nothing(engine, &backend, &reserved.refund(0), &mut admin)

@@ -21,6 +21,9 @@ pub const GENERATION: u64 = (1 << 56) - 1;
 /// The size of the tail of a log whose only record is that of the last charge.
 pub const SHORT_SIZE: usize = 23;
 
+/// The size of the value of a token bucket without receipts.
+pub const PLAIN_TOKENS_SIZE: usize = 28;
+
 /// The largest prime below 2^32. No flipped bit changes a sum by a multiple of it.
 const CHECK_MODULUS: u64 = 4_294_967_291;
 

@@ -52,6 +52,15 @@ pub fn every_type(quota: u32, window: Duration) -> [Policy; 6] {
     [log, buckets, counter, fixed, tokens, period]
 }
 
+/// Returns the policies of `every_type`, each with the purpose of its charges, so that every form of a stored value occurs: without
+/// receipts, a token bucket has a form of its own.
+pub fn every_form(quota: u32, window: Duration) -> [(Policy, Purpose); 7] {
+    let [log, buckets, counter, fixed, tokens, period] =
+        every_type(quota, window).map(|policy| (policy, Purpose::Reserve));
+    let plain_tokens = (tokens.0.clone(), Purpose::Charge);
+    [log, buckets, counter, fixed, tokens, plain_tokens, period]
+}
+
 /// Returns a policy of every type whose units return within a window: those of `every_algorithm`, and a token bucket.
 pub fn every_type_with_window(quota: u32, window: Duration) -> [Policy; 5] {
     let [log, buckets, counter, fixed] = every_algorithm(quota, window);
