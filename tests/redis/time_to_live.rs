@@ -11,7 +11,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    layout::{GENERATION, Log, Windows, write_log, write_windows},
+    layout::{GENERATION, Log, PLAIN_TOKENS_SIZE, Windows, write_log, write_windows},
     rig::{
         HOUR, Reserved, alice, backend, check, concurrently, every_algorithm, every_type,
         every_type_with_window, limiter, peek, policy, remaining, reserve, wait_until, with_manual_clock,
@@ -23,6 +23,9 @@ use crate::support::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// An expiry that no script sets, in milliseconds of Unix time. A test sets it, to find out whether a script has set another one since.
+const MARKER: i64 = 9_999_999_999_999;
 
 /// Asserts that the key of every policy expires with its charges, or at most a window and a second later.
 fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision) {
@@ -52,6 +55,10 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
     }
 }
 
+fn minutes(minutes: u64) -> Duration {
+    Duration::from_secs(60 * minutes)
+}
+
 /// Returns the window of a policy, or how long its units count otherwise.
 fn window_of(policy: &Policy) -> Duration {
     let without = match policy.algorithm() {
@@ -67,6 +74,17 @@ fn expiry_of(admin: &mut Admin, key: &str) -> Option<Duration> {
     let millis = admin.expires_at(key);
     assert_ne!(millis, -1, "{key} has no expiry");
     (millis > 0).then(|| Duration::from_millis(millis as u64 + 1))
+}
+
+/// Returns the time to live that a script has set on an injected clock. `None` if no script has set it since the last call of this function.
+fn lifetime_set(admin: &mut Admin, key: &str) -> Option<Duration> {
+    if admin.expires_at(key) == MARKER {
+        return None;
+    }
+    // With an injected clock, keys live an hour longer.
+    let lives = admin.time_to_live(key).expect("a time to live") - HOUR;
+    admin.query::<()>(&["PEXPIREAT", key, &MARKER.to_string()]);
+    Some(lives)
 }
 
 /// Detects a missing time to live, or one in the wrong unit, such as a number of milliseconds used as seconds.
@@ -272,7 +290,6 @@ async fn faster_rate_shortens_time_to_live_of_token_bucket() {
         let server = Server::start(engine);
         let backend = backend(&server).await;
         let mut admin = Admin::at(&server);
-        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         let lives_after = [(1, 500, 999, 1_000), (100, 1, 9, 11)];
         for (units_per_minute, cost, at_least, at_most) in lives_after {
             let rate = Rate::new(units_per_minute, minutes(1));
@@ -285,6 +302,101 @@ async fn faster_rate_shortens_time_to_live_of_token_bucket() {
                 "{engine:?}, {units_per_minute} per minute: {lives:?}"
             );
         }
+    }
+}
+
+/// A charge of a token bucket, and what it stores. All numbers are units or minutes.
+struct BucketCharge {
+    /// The time since the first charge.
+    at: u64,
+    purpose: Purpose,
+    cost: u32,
+    /// The time in which all units return.
+    returns_in: u64,
+    /// The time to live that the charge sets. `None` if it changes the value in place.
+    lives: Option<u64>,
+    /// The stored instant at which the key expires, since the first charge. `None` with receipts.
+    expires: Option<u64>,
+}
+
+/// Makes these charges of a token bucket of 1,000 units, of which one returns per minute.
+async fn assert_lives(engine: Engine, charges: impl IntoIterator<Item = BucketCharge>) {
+    let server = Server::start(engine);
+    let mut admin = Admin::at(&server);
+    let (backend, clock) = with_manual_clock(&server).await;
+    let policies = [Policy::token_bucket("bucket", 1_000, Rate::new(1, minutes(1))).unwrap()];
+    let begin = clock.now_micros();
+    let instant = |after: u64| begin + minutes(after).as_micros() as u64;
+    for BucketCharge { at, purpose, cost, returns_in, lives, expires } in charges {
+        clock.set_micros(instant(at));
+        let decision = backend.check(&check(&policies, cost, purpose)).await.unwrap();
+        let what = format!("{engine:?}: {cost} units after {at} minutes");
+        assert_eq!(decision.statuses()[0].reset_after(), minutes(returns_in), "{what}");
+
+        let key = admin.only_key();
+        let (set, expected) = (lifetime_set(&mut admin, &key), lives.map(minutes));
+        // The server's own clock moves between the charge and the reading.
+        let is_expected = match (set, expected) {
+            (Some(set), Some(expected)) => (expected - minutes(1)..=expected).contains(&set),
+            (set, expected) => set == expected,
+        };
+        assert!(is_expected, "{what}: the time to live is {set:?}, not {expected:?}");
+
+        let value: Vec<u8> = admin.query(&["GET", &key]);
+        let is_plain = value.len() == PLAIN_TOKENS_SIZE;
+        let stored = value.last_chunk().filter(|_| is_plain).map(|bytes| u64::from_le_bytes(*bytes));
+        assert_eq!(stored, expires.map(instant), "{what}: the stored instant");
+    }
+}
+
+#[tokio::test]
+async fn token_bucket_with_receipts_expires_with_its_units() {
+    for engine in Engine::ALL {
+        let charges = [
+            (0, Purpose::Reserve, 100, 100),
+            (30, Purpose::Reserve, 50, 120),
+            // A charge without a receipt keeps the form.
+            (30, Purpose::Charge, 7, 127),
+            // The clock is behind the last charge by 20 minutes.
+            (10, Purpose::Reserve, 1, 148),
+            (40, Purpose::Debit, 1_500, 1_618),
+            // All units have returned.
+            (2_000, Purpose::Reserve, 1, 1),
+        ];
+        let charges = charges.map(|(at, purpose, cost, returns_in)| {
+            let lives = Some(returns_in);
+            BucketCharge { at, purpose, cost, returns_in, lives, expires: None }
+        });
+        assert_lives(engine, charges).await;
+    }
+}
+
+/// A charge keeps the key for twice the time in which its units return. So most of the later ones need not set when it expires.
+#[tokio::test]
+async fn token_bucket_without_receipts_keeps_its_expiry() {
+    for engine in Engine::ALL {
+        let charges = [
+            (0, 100, 100, Some(200), 200),
+            // The units return one minute before the key expires.
+            (0, 99, 199, None, 200),
+            // They would return after it.
+            (50, 52, 201, Some(402), 452),
+            // All units have returned, and the key has not expired.
+            (440, 10, 10, None, 452),
+            (440, 20, 30, Some(60), 500),
+            // The clock is behind the last charge.
+            (420, 5, 55, None, 500),
+            (430, 30, 75, Some(150), 580),
+            // Longer by the time of a full capacity, which is shorter than that of the units.
+            (440, 1_400, 1_465, Some(2_465), 2_905),
+            // The usage saturates at twice the capacity.
+            (450, 1_300, 2_000, None, 2_905),
+        ];
+        let charges = charges.map(|(at, cost, returns_in, lives, expires)| {
+            let purpose = if cost > 1_000 { Purpose::Overage } else { Purpose::Charge };
+            BucketCharge { at, purpose, cost, returns_in, lives, expires: Some(expires) }
+        });
+        assert_lives(engine, charges).await;
     }
 }
 
@@ -315,8 +427,6 @@ async fn run_for_hours(engine: Engine, server: &Server, policy: Policy) {
     let mut open: Vec<Reserved> = Vec::new();
     // In microseconds of the manual clock: the expiry of the key, and the expiry of the last charge.
     let (mut end, mut latest) = (0, 0);
-    let marker = 9_999_999_999_999_u64;
-    let marker_expiry = Some(Duration::from_millis(marker + 1));
     let mut random = 7_u64;
     for step in 0..400 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -351,12 +461,8 @@ async fn run_for_hours(engine: Engine, server: &Server, policy: Policy) {
         if decision.statuses()[0].remaining() < 100_000 {
             latest = expiry.max(latest);
         }
-        // If the expiry is still the marker of the test, no script has set it since.
-        if self::expiry_of(&mut admin, &key) != marker_expiry {
-            // With an injected clock, keys live an hour longer.
-            let rest = admin.time_to_live(&key).unwrap() - HOUR;
-            end = moved + rest.as_micros() as u64;
-            admin.query::<()>(&["PEXPIREAT", &key, &marker.to_string()]);
+        if let Some(lives) = lifetime_set(&mut admin, &key) {
+            end = moved + lives.as_micros() as u64;
         }
         // The manual clock does not include the time that the test takes.
         let second = 1_000_000;
