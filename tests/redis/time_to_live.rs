@@ -87,6 +87,14 @@ fn lifetime_set(admin: &mut Admin, key: &str) -> Option<Duration> {
     Some(lives)
 }
 
+/// Returns whether a script has set this time to live. The server's own clock moves before the reading.
+fn is_lifetime(set: Option<Duration>, expected: Option<Duration>) -> bool {
+    match (set, expected) {
+        (Some(set), Some(expected)) => (expected - minutes(1)..=expected).contains(&set),
+        (set, expected) => set == expected,
+    }
+}
+
 /// Detects a missing time to live, or one in the wrong unit, such as a number of milliseconds used as seconds.
 #[tokio::test]
 async fn every_key_expires_after_its_window() {
@@ -335,12 +343,7 @@ async fn assert_lives(engine: Engine, charges: impl IntoIterator<Item = BucketCh
 
         let key = admin.only_key();
         let (set, expected) = (lifetime_set(&mut admin, &key), lives.map(minutes));
-        // The server's own clock moves between the charge and the reading.
-        let is_expected = match (set, expected) {
-            (Some(set), Some(expected)) => (expected - minutes(1)..=expected).contains(&set),
-            (set, expected) => set == expected,
-        };
-        assert!(is_expected, "{what}: the time to live is {set:?}, not {expected:?}");
+        assert!(is_lifetime(set, expected), "{what}: the time to live is {set:?}, not {expected:?}");
 
         let value: Vec<u8> = admin.query(&["GET", &key]);
         let is_plain = value.len() == PLAIN_TOKENS_SIZE;
@@ -397,6 +400,41 @@ async fn token_bucket_without_receipts_keeps_its_expiry() {
             BucketCharge { at, purpose, cost, returns_in, lives, expires: Some(expires) }
         });
         assert_lives(engine, charges).await;
+    }
+}
+
+/// A debit beyond the capacity keeps its key for longer than a full capacity takes to return.
+#[tokio::test]
+async fn refund_of_debit_shortens_time_to_live_of_token_bucket() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let policies = [Policy::token_bucket("bucket", 1_000, Rate::new(1, minutes(1))).unwrap()];
+        // The cost, the units that stay, the minutes between the debit and the refund, and the time to live that the refund sets.
+        let cases = [
+            (1_500, 0, 0, Some(1_000)),
+            (1_500, 0, 100, Some(900)),
+            // The key already expires sooner than the time of a full capacity from now.
+            (1_500, 0, 1_100, None),
+            (1_500, 200, 100, None),
+            (1_000, 0, 100, None),
+            (600, 0, 0, None),
+        ];
+        for (cost, used, after, lives) in cases {
+            admin.query::<()>(&["FLUSHALL"]);
+            let check = check(&policies, cost, Purpose::Debit);
+            let decision = backend.check(&check).await.unwrap();
+            let key = admin.only_key();
+            lifetime_set(&mut admin, &key);
+            clock.advance(minutes(after));
+            backend.refund(&Reserved { check, decision }.refund(used)).await.unwrap();
+            let (set, expected) = (lifetime_set(&mut admin, &key), lives.map(minutes));
+            let what = format!("{engine:?}: {cost} units after {after} minutes");
+            assert!(is_lifetime(set, expected), "{what}: the time to live is {set:?}, not {expected:?}");
+            let left = u64::from(used).saturating_sub(after) as u32;
+            assert_eq!(peek(&backend, &policies, 0).await.statuses()[0].remaining(), 1_000 - left, "{what}");
+        }
     }
 }
 

@@ -41,6 +41,8 @@ enum Refunded {
     Newest,
     AllButNewest,
     All,
+    /// Nothing. The newest charge is a debit beyond the quota.
+    NothingOfDebit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +102,11 @@ impl Scenario {
             Refunded::Newest => refunds.extend(count - 11..count - 1),
             Refunded::AllButNewest => refunds.extend(0..count - 1),
             Refunded::All => refunds.extend(0..count),
+            Refunded::NothingOfDebit => {
+                let check = rig::check(&self.policies, QUOTA + 50, Purpose::Debit);
+                let decision = backend.check(&check).await.unwrap();
+                reserved.push(Reserved { check, decision });
+            }
         }
         for index in refunds {
             backend.refund(&reserved[index].refund(0)).await.unwrap();
@@ -259,6 +266,9 @@ fn candidates(name: &str, policies: &[Policy]) -> Vec<Scenario> {
             add(charges, Refunded::Middle, 0, Call::Refund(charges / 2, false));
         }
         add(charges, Refunded::Nothing, 0, Call::Reset);
+    }
+    for all in [false, true] {
+        add(0, Refunded::NothingOfDebit, 0, Call::Refund(0, all));
     }
     // Those with the same charges and refunds follow each other.
     scenarios.sort_by_key(Scenario::preparation);
