@@ -1,6 +1,6 @@
 -- The names that the loader expands in all other files of this folder. This file is not sent to Redis.
 --
--- A line is `NAME = expansion`. The loader (src/backend/redis/script.rs) replaces every NAME by its expansion when it
+-- A line is `NAME = expansion`. The loader (src/backend/redis/script/loader.rs) replaces every NAME by its expansion when it
 -- assembles a script. README.md, "Names", has the reason.
 -- Units: instants and windows in microseconds, usage and costs in quota units, sizes in bytes.
 

@@ -1,4 +1,4 @@
-//! Assembles the scripts of a folder, as the crate's loader does (`src/backend/redis/script.rs`), with a clock that both reads the
+//! Assembles the scripts of a folder, as the crate's loader does (`src/backend/redis/script/loader.rs`), with a clock that both reads the
 //! server's time and takes the instant from the arguments.
 
 use std::{collections::HashMap, fs, path::Path};
