@@ -125,7 +125,9 @@ impl Purpose {
 /// The place of a charge, in the terms of the backend that has made it.
 ///
 /// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0, and a
-/// [shadow pair](Pair::shadow) that was not charged, have no charge: all fields of their receipts are 0.
+/// [shadow pair](Pair::shadow) that was not charged, have no charge: all fields of their receipts are 0. A
+/// [debit](crate::Limiter::debit) that reaches the largest usage of a token bucket has a charge that receives no refund: only the
+/// generation of its receipt is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt {
     /// The generation of the pair's record: a random number of 56 bits, 0 to 2^56-1. A record that was lost, reset, or empty

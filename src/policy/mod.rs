@@ -273,11 +273,12 @@ impl Policy {
     /// Returns the errors of [`new`](Self::new), and [`ConfigError::InvalidPolicy`] unless the [rate](Rate) is in its range, and returns
     /// the burst in 1 ms to 366 days.
     pub fn rate(name: &str, burst: u32, rate: Rate) -> Result<Self, ConfigError> {
+        ConfigError::check_name("policy name", name)?;
         token_bucket::check_rate(name, rate)?;
         let window = rate.time_of(burst);
         if burst > 0 && !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
             let given = format!("{burst} units at {} units per {:?}", rate.units(), rate.period());
-            let valid = "units that return in 1 ms to 366 days, which is the window";
+            let valid = "a burst that returns within 1 ms to 366 days, which is the window";
             return Err(ConfigError::invalid_policy(name, "burst of", given, valid));
         }
         Self::new(name, burst, window)
@@ -933,7 +934,7 @@ mod tests {
             (u32::MAX, Rate::per_day(1), "4294967295 units at 1 units per 86400s"),
             (1, Rate::per_second(10_000), "1 units at 10000 units per 1s"),
         ] {
-            let valid = "units that return in 1 ms to 366 days, which is the window";
+            let valid = "a burst that returns within 1 ms to 366 days, which is the window";
             assert_eq!(
                 Policy::rate("api", burst, rate).unwrap_err().to_string(),
                 format!(r#"policy "api": burst of {given}: it must be {valid}"#)

@@ -82,8 +82,11 @@ pub enum TokenError {
     /// The reservation was settled, or has become a token.
     #[error("the reservation is settled already, or has become a token")]
     Settled,
-    /// The token is of a [`MemoryBackend`](crate::MemoryBackend) with another memory, such as that of another process.
-    #[error("token of another memory: only the `MemoryBackend` that made it, or a clone, settles it")]
+    /// This [`MemoryBackend`](crate::MemoryBackend) did not make the token. It is of another memory, such as that of another process, or of
+    /// another backend.
+    #[error(
+        "token of another store: this memory did not make it, and only the backend that did can settle it"
+    )]
     OtherMemory,
     /// The backend has no tokens, or it may not have settled this one. It is safe to settle the token again.
     #[error(transparent)]
@@ -102,7 +105,8 @@ impl Reservation {
     ///   Without a secret, a checksum finds accidents only: any holder of a token can change what it refunds, so keep tokens from
     ///   clients.
     /// - **Backends.** `RedisBackend` and [`MemoryBackend`](crate::MemoryBackend) have tokens. A token of a memory can only be settled
-    ///   in the process that has this memory.
+    ///   in the process that has this memory; elsewhere, the error is
+    ///   [`TokenError::OtherMemory`].
     /// - **Without a charge in the store**, such as after an outage, a token has nothing to settle. A charge of the local fallback stands.
     /// - **[Leased units](crate::Policy::leased)** are settled at the place of their lease.
     ///

@@ -251,7 +251,9 @@ async fn flipped_bit_gives_decision_or_error() {
             let [admits, denies] = [Effect::Admits, Effect::Denies].map(|effect| -> u64 {
                 effects.iter().filter(|((_, of), _)| *of == effect).map(|(_, times)| u64::from(*times)).sum()
             });
-            assert!(admits <= denies && 25 * admits <= flips, "{engine:?}: {effects:?}");
+            // The bucket without receipts is the only one here that denies a part of the costs, so more flips admit.
+            let flips_of_one = if form == Purpose::Charge { 25 } else { 50 };
+            assert!(admits <= denies && flips_of_one * admits <= flips, "{engine:?}: {effects:?}");
         }
         assert_eq!(admin.query::<String>(&["PING"]), "PONG", "the server still answers");
     }
@@ -267,7 +269,7 @@ async fn flipped_bit_of_only_charge_gives_decision_or_foreign_value() {
         let (backend, clock) = with_manual_clock(&server).await;
         admin.query::<()>(&["FLUSHALL"]);
         let policies = [policy];
-        let _ = backend.check(&check(&policies, 1, form)).await.unwrap();
+        assert!(backend.check(&check(&policies, 1, form)).await.unwrap().is_admitted(), "a charge fits");
         let (stored, left) = (Stored::of(&mut admin), clock.now_micros() + WINDOW.as_micros() as u64 + 10);
         let (check, mut random) = (check(&policies, 1, Purpose::Charge), Random(7));
         for _ in 0..1_000 {

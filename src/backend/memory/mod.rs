@@ -45,13 +45,13 @@ for_each_type!(declare_types);
 
 /// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
-/// Clones share their state. Each check removes up to 32 idle partition keys in its part of the memory, a 64th of the whole. Once in a
-/// millisecond, a check does the same in one more part, in turn. So a full memory of idle keys is empty after some seconds to some minutes
-/// of checks, even if all of them are of one key.
+/// Clones share their state. Each check removes up to 32 idle partition keys of its shard, one of 64. Once in a millisecond, a check also
+/// removes as many of another shard, in turn. So keys do not stay in memory after a burst, even if all checks after it are of one key:
+/// 1,000 of these checks remove 32,000 keys.
 ///
-/// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only some new keys take
-/// longer: at the bound, one searches all shards for idle keys that are due, and one with which the table of its shard grows hashes the
-/// keys of this shard, a 64th of all.
+/// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a few take longer: those
+/// that remove keys with many records; at the bound, a new key with which the check searches all shards for idle keys that are due; and a
+/// new key with which the table of its shard grows, because the check then hashes all keys of this shard.
 ///
 /// # Bound on partition keys
 ///
@@ -66,7 +66,8 @@ for_each_type!(declare_types);
 ///    continue.
 ///
 /// The usage of an evicted key starts from zero. So under an attack, a client may be admitted to almost half of a quota again, each time
-/// that its key is evicted. A key that uses half of a quota or more is never evicted: a client at its limit cannot reset its own key by inventing others.
+/// that its key is evicted. A key that uses half of a quota or more is never evicted: a client at its limit cannot reset its own key by
+/// inventing others.
 ///
 /// Invented keys whose first charge is already half of the quota, such as those of a quota of 1, are never evicted either. They
 /// fill the backend, and new keys are rejected with `Full` until the window has passed. Against such an attack, limit what a
