@@ -105,8 +105,7 @@ impl Reservation {
     ///   Without a secret, a checksum finds accidents only: any holder of a token can change what it refunds, so keep tokens from
     ///   clients.
     /// - **Backends.** `RedisBackend` and [`MemoryBackend`](crate::MemoryBackend) have tokens. A token of a memory can only be settled
-    ///   in the process that has this memory; elsewhere, the error is
-    ///   [`TokenError::OtherMemory`].
+    ///   in the process that has this memory; elsewhere, the error is [`TokenError::OtherMemory`].
     /// - **Without a charge in the store**, such as after an outage, a token has nothing to settle. A charge of the local fallback stands.
     /// - **[Leased units](crate::Policy::leased)** are settled at the place of their lease.
     ///

@@ -199,7 +199,8 @@ impl KeyShard {
         stored - self.slots.len()
     }
 
-    /// Removes the partition keys of a group that are idle at `now`, at most twice as many as a group has, and notes when the next one is idle.
+    /// Removes the partition keys of a group that are idle at `now`, at most twice as many as a group has, and notes when the next one is
+    /// idle.
     fn inspect_group(&mut self, group: usize, now: u64) {
         let (mut index, end, mut due) = (group * GROUP, (group + 1) * GROUP, u64::MAX);
         for _ in 0..2 * GROUP {
