@@ -65,7 +65,7 @@ const PARTS: [(&str, Part); 6] = [
     ("bytes", |context, report| {
         report.section("Memory", "What a key takes that has sent one request.");
         bytes::in_memory(report)?;
-        bytes::on_redis(&context.server, report)
+        bytes::on_servers(&context.server, report)
     }),
     ("tokens", token_bucket::measure),
 ];

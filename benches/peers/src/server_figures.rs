@@ -5,14 +5,19 @@ use std::{collections::HashMap, error::Error};
 use crate::server::Server;
 
 pub fn flush(server: &Server) -> Result<(), Box<dyn Error>> {
-    Ok(redis::cmd("FLUSHALL").query(&mut server.connection())?)
+    Ok(redis::cmd("FLUSHALL").arg("SYNC").query(&mut server.connection())?)
 }
 
 /// Returns a number from the server's INFO.
 pub fn info(server: &Server, name: &str) -> Result<f64, Box<dyn Error>> {
+    Ok(info_text(server, name)?.parse()?)
+}
+
+/// Returns a value from the server's INFO.
+pub fn info_text(server: &Server, name: &str) -> Result<String, Box<dyn Error>> {
     let text: String = redis::cmd("INFO").query(&mut server.connection())?;
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Ok(line.ok_or_else(|| format!("INFO has no {name}"))?.trim().parse()?)
+    Ok(line.ok_or_else(|| format!("INFO has no {name}"))?.trim().to_owned())
 }
 
 /// Returns the mean time of a script call since the last reset of the statistics, in microseconds.
