@@ -1,6 +1,6 @@
 //! Time zones.
 
-use jiff::tz::TimeZone;
+use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 /// A time zone, by its name in the IANA time zone database. The crate contains the database, so all processes of one build have the
 /// same one.
@@ -29,8 +29,9 @@ impl Zone {
     }
 
     pub(super) fn rules(self) -> TimeZone {
-        // The name is one of the database.
-        TimeZone::get(self.0).unwrap_or(TimeZone::UTC)
+        // The name is one of this database. `TimeZone::get` reads that of the system if another crate has enabled it, which may lack the
+        // name.
+        TimeZoneDatabase::bundled().get(self.0).unwrap_or(TimeZone::UTC)
     }
 }
 

@@ -34,7 +34,7 @@ struct Named {
     awaited: Lock<Awaited>,
 }
 
-type Awaited = HashMap<PairKey, (Arc<Notify>, usize)>;
+type Awaited = HashMap<UsageKey, (Arc<Notify>, usize)>;
 
 /// The denials that a limiter knows.
 pub(crate) trait KnownDenials: Send + Sync {
@@ -180,6 +180,10 @@ impl PairKey {
         self.hash_policy(state);
     }
 
+    fn counts_with(&self, other: &Self) -> bool {
+        self.policy.counts_with(&other.policy) && self.key == other.key
+    }
+
     fn hash_policy(&self, state: &mut impl Hasher) {
         self.policy.name().hash(state);
         self.policy.usage_id().hash(state);
@@ -189,9 +193,7 @@ impl PairKey {
 impl PartialEq for PairKey {
     fn eq(&self, other: &Self) -> bool {
         // A known denial does not hold under another rate.
-        self.policy.counts_with(&other.policy)
-            && self.policy.algorithm() == other.policy.algorithm()
-            && self.key == other.key
+        self.counts_with(other) && self.policy.algorithm() == other.policy.algorithm()
     }
 }
 
@@ -201,6 +203,30 @@ impl Hash for PairKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key.hash(state);
         self.hash_policy(state);
+    }
+}
+
+/// A partition key and a policy. A rate, a zone, an anchor or a time of a policy in flight makes no difference either.
+#[derive(Clone, Debug)]
+pub(crate) struct UsageKey(PairKey);
+
+impl UsageKey {
+    pub(crate) fn new(key: &PartitionKey, policy: &Policy) -> Self {
+        Self(PairKey::new(key, policy))
+    }
+}
+
+impl PartialEq for UsageKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.counts_with(&other.0)
+    }
+}
+
+impl Eq for UsageKey {}
+
+impl Hash for UsageKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{
         DeserializeSeed, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
-        value::MapAccessDeserializer,
+        value::{self, MapAccessDeserializer},
     },
     ser::SerializeStruct,
 };
@@ -50,7 +50,7 @@ enum PolicyField {
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct LeaseForm {
-    up_to: u32,
+    up_to: i64,
     #[serde(default, skip_serializing_if = "is_false")]
     ahead: bool,
 }
@@ -246,7 +246,16 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 fields.headroom = Some(percentage(text).ok_or_else(invalid)?);
             }
             PolicyField::Algorithm => {
-                fields.algorithm = Some(Algorithm::deserialize(text.into_deserializer())?);
+                let read = Algorithm::deserialize(text.into_deserializer()).map_err(|error: value::Error| {
+                    match error.to_string() {
+                        // The name of an algorithm with fields.
+                        error if error.starts_with("invalid type") => fields.error(format_args!(
+                            "algorithm {text:?}: it must be a table with its fields, such as `{{ {text} = {{ .. }} }}`"
+                        )),
+                        error => E::custom(error),
+                    }
+                });
+                fields.algorithm = Some(read?);
             }
             PolicyField::Quota | PolicyField::Lease | PolicyField::Hidden | PolicyField::Shadow => {
                 return Err(E::invalid_type(Unexpected::Str(text), &Self { field, fields }));
@@ -288,7 +297,12 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             }
             PolicyField::Lease => {
                 let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
-                let lease = Lease::up_to(form.up_to);
+                let Ok(units) = form.up_to.try_into() else {
+                    let (given, max) = (form.up_to, u32::MAX);
+                    let text = format_args!("lease of {given} units: it must be 1 to {max} quota units");
+                    return Err(self.fields.error(text));
+                };
+                let lease = Lease::up_to(units);
                 self.fields.lease = Some(if form.ahead { lease.ahead() } else { lease });
             }
             _ => return Err(A::Error::invalid_type(Unexpected::Map, &self)),
@@ -306,7 +320,8 @@ impl<'de> Deserialize<'de> for Policy {
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let has_algorithm = self.algorithm() != Algorithm::default();
-        let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units(), ahead: lease.is_ahead() });
+        let lease =
+            self.lease().map(|lease| LeaseForm { up_to: lease.units().into(), ahead: lease.is_ahead() });
         // A gate is always hidden.
         let is_hidden = self.is_hidden() && self.quota().is_some();
         let (quota, window, is_shadow) = (self.quota(), self.window().map(length_text), self.is_shadow());
@@ -477,7 +492,8 @@ fn rate(text: &str) -> Result<Rate, String> {
     let invalid =
         || format!(r#"it must be units and a period, such as "7/s" or "3/10s"; a period is {LENGTH}"#);
     let (units, period) = text.split_once('/').ok_or_else(invalid)?;
-    let units = units.trim().parse().map_err(|_| invalid())?;
+    let units: u64 = units.trim().parse().map_err(|_| invalid())?;
+    let units = units.try_into().map_err(|_| format!("it must be 1 to {} units", u32::MAX))?;
     let period = period.trim();
     let period = if period.starts_with(|c: char| c.is_ascii_digit()) {
         period.to_owned()

@@ -370,8 +370,9 @@ impl Policy {
     ///
     /// Zone and anchor may change at any time, and the usage is kept. A new period starts where it begins later than the counted one, and
     /// nothing was charged since it began. Otherwise, the counted period goes on; if the new period begins earlier, one event is logged.
-    /// Therefore, two configurations in use at the same time, such as during a deployment, admit at most twice the quota in one period. A
-    /// change from month to year is another policy, whose counting starts from zero. The policy has a quota, and no window.
+    /// Therefore, two configurations in use at the same time, such as during a deployment, admit at most twice the quota in one period, or
+    /// three times in a period that contains two begins of the other configuration. A change from month to year is another policy, whose
+    /// counting starts from zero. The policy has a quota, and no window.
     ///
     /// ```
     /// use tower_sliding_window::{Policy, policy::{Anchor, Period, Zone}};

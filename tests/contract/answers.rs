@@ -7,6 +7,7 @@ use tower_sliding_window::{
     Admission, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Refund},
     learn::{Learned, Learning, Stated, StatedQuota},
+    policy::{Period, Rate, Zone},
     testing::ManualClock,
 };
 
@@ -221,6 +222,27 @@ fn eight_readers_of_one_answer_charge_it_once() {
             let answers = admissions.iter().map(|admission| (admission.clone(), remain(0))).collect();
             assert_eq!(charged(&learn_all(&limiters, answers).await), 0);
             assert_eq!(remaining(&limiters[0]).await, QUOTA);
+        }
+    });
+}
+
+/// The rate of a token bucket and the begin of a period may change, and the usage is kept: so are the answers.
+#[test]
+fn answer_is_known_under_another_rate() {
+    let bucket = |rate| Policy::token_bucket("calls", QUOTA, Rate::per_second(rate)).unwrap();
+    let month =
+        |zone| Policy::calendar_period("calls", QUOTA, Period::Month, Zone::new(zone).unwrap()).unwrap();
+    with_eight_backends(async |backends, clock| {
+        for [before, after] in [[bucket(10), bucket(5)], [month("UTC"), month("Europe/Berlin")]] {
+            clock.advance(Duration::from_secs(1));
+            let [limiter, changed] = [&before, &after].map(|policy| backends[0].learning(policy));
+            let older = changed.admit(alice()).await.unwrap();
+            clock.advance(Duration::from_micros(1));
+            let newest = limiter.admit(alice()).await.unwrap();
+            assert_eq!(charged(&[limiter.learn(&newest, &remain(62)).await.unwrap()]), 36);
+            changed.reset(alice()).await.unwrap();
+            assert_eq!(charged(&[changed.learn(&older, &remain(0)).await.unwrap()]), 0, "{after:?}");
+            assert_eq!(remaining(&changed).await, QUOTA, "{after:?}");
         }
     });
 }

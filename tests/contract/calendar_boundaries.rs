@@ -1,6 +1,6 @@
 //! The boundaries of calendar periods against another calendar library, with an enumeration of all days.
 
-use std::env;
+use std::{env, fs, process::Command};
 
 use tower_sliding_window::{
     MemoryBackend, PartitionKey, Policy,
@@ -181,4 +181,33 @@ fn end_of_table_is_no_change_of_clocks() {
         Reader::new().compare(Period::Month, Zone::new("America/Nuuk").unwrap(), anchor);
     assert!(boundaries >= 119);
     assert_eq!(wrong, 0);
+}
+
+/// Another crate may make the database of the system that of `jiff`. It is read once, so this test runs itself again, in a process of its own.
+#[test]
+fn zone_ignores_database_of_system() {
+    const DATABASE: &str = "TZDIR";
+    const ZONE: &str = "America/New_York";
+    let name = "contract::calendar_boundaries::zone_ignores_database_of_system";
+    if env::args().any(|argument| argument == "--exact") && env::var_os(DATABASE).is_some() {
+        assert_eq!(jiff::tz::TimeZone::get("Test/Only").unwrap().iana_name(), Some("Test/Only"));
+        let anchor = Anchor::day(1);
+        let [boundaries, wrong] = Reader::new().compare(Period::Month, Zone::new(ZONE).unwrap(), anchor);
+        assert_eq!((boundaries, wrong), (119, 0));
+        return;
+    }
+    // A database with one zone: a header without transitions, the type of UTC, the same with numbers of 64 bits, and the rule.
+    let (mut header, mut utc) = ([0; 44], [0; 10]);
+    header[..5].copy_from_slice(b"TZif2");
+    (header[39], header[43]) = (1, 4);
+    utc[6..9].copy_from_slice(b"UTC");
+    let table = [&header[..], &utc].concat();
+    let database = tempfile::tempdir().unwrap();
+    fs::create_dir(database.path().join("Test")).unwrap();
+    fs::write(database.path().join("Test/Only"), [&table, &table, &b"\nUTC0\n"[..]].concat()).unwrap();
+    let mut child = Command::new(env::current_exe().unwrap());
+    let output =
+        child.args(["--exact", name, "--nocapture"]).env(DATABASE, database.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text} {output:?}");
 }

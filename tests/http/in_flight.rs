@@ -20,7 +20,7 @@ use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies, Policy, PolicyTable,
     RateLimitLayer, RedisBackend, Wait,
-    backend::Reason,
+    backend::{Pair, Reason},
     by,
     hold::Hold,
     key::Header,
@@ -236,6 +236,21 @@ async fn release_wakes_waiting_requests_in_order() {
     let start = tokio::time::Instant::now();
     assert!(limiter.wait(alice(), 7 * SECOND).await.is_err());
     assert_eq!(start.elapsed().as_secs(), 7);
+}
+
+/// Tiers may have times of their own, and a reload may change them.
+#[tokio::test(start_paused = true)]
+async fn release_wakes_request_of_policy_with_other_times() {
+    let limiter = Limiter::builder(MemoryBackend::new()).without_policies().build().unwrap();
+    let pair = |policy| [Pair::new(PartitionKey::new("user", "alice"), policy, 1)];
+    let held = limiter.check(pair(exports(1))).await.unwrap();
+    let other = exports(1).retry_after(3_600 * SECOND).unwrap().hold_time(60 * SECOND).unwrap();
+    let start = tokio::time::Instant::now();
+    let waiting = tokio::spawn(limiter.wait(pair(other), 7_200 * SECOND));
+    tokio::time::sleep(SECOND).await;
+    drop(held);
+    assert!(waiting.await.unwrap().is_ok());
+    assert_eq!(start.elapsed().as_secs(), 1);
 }
 
 /// Another process returns the unit, so only the poll finds it.

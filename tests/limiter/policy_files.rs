@@ -121,6 +121,7 @@ fn token_bucket_reads_as_it_was_written() {
     for (rate, reason) in [
         ("7", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
         ("x/s", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
+        ("4294967296/s", "it must be 1 to 4294967295 units".to_owned()),
         ("7/month", r#"months and years differ in length: use days, such as "30d""#.to_owned()),
     ] {
         assert_eq!(error(&text.replace("RATE", rate)), format!("rate {rate:?}: {reason}"));
@@ -353,6 +354,12 @@ fn toml_error_names_field_value_and_range() {
                 .to_owned(),
         ),
         (
+            r#"algorithm = "in-flight""#,
+            9,
+            13,
+            r#"algorithm "in-flight": it must be a table with its fields, such as `{ in-flight = { .. } }`"#.to_owned(),
+        ),
+        (
             r#"algorithm = { sliding-buckets = { precision = "10" } }"#,
             9,
             47,
@@ -424,6 +431,10 @@ fn lease_needs_sliding_buckets_and_units() {
         let text = format!("[default]\nname = \"hot\"\nquota = 10\nwindow = \"1m\"\n{fields}\n");
         toml_error(&text).trim_end().lines().last().unwrap().to_owned()
     };
+    for units in [-1, 4_294_967_296_i64] {
+        let expected = format!("lease of {units} units: it must be 1 to 4294967295 quota units");
+        assert_eq!(error(&format!("lease = {{ up-to = {units} }}")), expected);
+    }
     let of_units = |units: u32| {
         format!(
             "policy \"hot\": lease of {units} units: it must be 1 to 4294967295 quota units, and the algorithm must be sliding buckets"
