@@ -15,7 +15,7 @@ mod pairs;
 mod releases;
 
 pub(crate) use invalidation::Invalidation;
-pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey, UsageKey};
+pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey};
 pub(crate) use releases::{ReleaseListener, released};
 
 pub use crate::policy::policies::MAX_PAIRS;

@@ -34,7 +34,7 @@ struct Named {
     awaited: Lock<Awaited>,
 }
 
-type Awaited = HashMap<UsageKey, (Arc<Notify>, usize)>;
+type Awaited = HashMap<PairKey, (Arc<Notify>, usize)>;
 
 /// The denials that a limiter knows.
 pub(crate) trait KnownDenials: Send + Sync {
@@ -157,7 +157,8 @@ impl Hash for Namespace {
     }
 }
 
-/// A partition key and a policy. The quota of the policy makes no difference, because usage does not depend on it.
+/// A partition key and a policy. Nothing of the policy that may change while its usage is kept makes a difference: its quota, its rate, its
+/// zone, its anchor and its times.
 #[derive(Clone, Debug)]
 pub(crate) struct PairKey {
     key: PartitionKey,
@@ -180,8 +181,8 @@ impl PairKey {
         self.hash_policy(state);
     }
 
-    fn counts_with(&self, other: &Self) -> bool {
-        self.policy.counts_with(&other.policy) && self.key == other.key
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     fn hash_policy(&self, state: &mut impl Hasher) {
@@ -192,8 +193,7 @@ impl PairKey {
 
 impl PartialEq for PairKey {
     fn eq(&self, other: &Self) -> bool {
-        // A known denial does not hold under another rate.
-        self.counts_with(other) && self.policy.algorithm() == other.policy.algorithm()
+        self.policy.counts_with(&other.policy) && self.key == other.key
     }
 }
 
@@ -203,30 +203,6 @@ impl Hash for PairKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key.hash(state);
         self.hash_policy(state);
-    }
-}
-
-/// A partition key and a policy. A rate, a zone, an anchor or a time of a policy in flight makes no difference either.
-#[derive(Clone, Debug)]
-pub(crate) struct UsageKey(PairKey);
-
-impl UsageKey {
-    pub(crate) fn new(key: &PartitionKey, policy: &Policy) -> Self {
-        Self(PairKey::new(key, policy))
-    }
-}
-
-impl PartialEq for UsageKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.counts_with(&other.0)
-    }
-}
-
-impl Eq for UsageKey {}
-
-impl Hash for UsageKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 

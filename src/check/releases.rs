@@ -4,19 +4,19 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
 use tokio::sync::{Notify, futures::Notified};
 
-use super::namespace::{Namespace, UsageKey};
+use super::namespace::{Namespace, PairKey};
 use crate::{key::PartitionKey, policy::Policy};
 
 /// A request that waits for a release of a pair. A release since its creation counts.
 pub(crate) struct ReleaseListener {
     namespace: Namespace,
-    pair: UsageKey,
+    pair: PairKey,
     notify: Arc<Notify>,
 }
 
 impl ReleaseListener {
     pub(crate) fn new(namespace: &Namespace, key: &PartitionKey, policy: &Policy) -> Self {
-        let pair = UsageKey::new(key, policy);
+        let pair = PairKey::new(key, policy);
         let mut awaited = namespace.awaited().lock();
         let (notify, listeners) = awaited.entry(pair.clone()).or_default();
         *listeners += 1;

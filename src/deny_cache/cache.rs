@@ -2,6 +2,7 @@
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
+    ops::Deref,
     sync::{
         Arc, MutexGuard, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -21,12 +22,15 @@ use crate::{
     check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey},
     decision::{Decision, PartialSource},
     lock::Lock,
+    policy::Policy,
 };
 
 /// The number of locks for changes. A lookup takes none of them.
 const STRIPES: usize = 128;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
+/// The largest number of other rates, zones and anchors under which the denials of a pair are known.
+const MAX_OTHERS: usize = 4;
 /// The bytes of an entry that counts as one.
 const ENTRY_BYTES: usize = 640;
 /// The bytes of an entry beside its key and its known waits, at most. Some 320 are used, and the tables of the cache have more room
@@ -41,7 +45,7 @@ pub(crate) struct DenyCache {
     /// In microseconds. 0 if the deny cache is off.
     pub(super) max_age: u64,
     namespace: Namespace,
-    entries: Cache<PairKey, Arc<CachedPair>, EntryWeighter>,
+    entries: Cache<PairKey, Entries, EntryWeighter>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
     /// The last invalidations, by the hash of a pair.
@@ -56,16 +60,26 @@ pub(crate) struct DenyCache {
     waits_end: AtomicU64,
 }
 
-/// The weight of an entry by its bytes, so that long keys and many costs take no more memory than many short entries.
+/// The entries of a pair, the latest one last. A denial holds only under its own rate, zone and anchor, so each of them has an entry.
+type Entries = Arc<[(Policy, CachedPair)]>;
+
+/// One of the entries of a pair.
+pub(super) struct Entry {
+    all: Entries,
+    index: usize,
+}
+
+/// The weight of the entries of a pair by their bytes, so that long keys and many costs take no more memory than many short entries.
 #[derive(Clone)]
 struct EntryWeighter {
     /// Half of a shard. The cache rejects an entry that weighs more.
     max: u64,
 }
 
-impl Weighter<PairKey, Arc<CachedPair>> for EntryWeighter {
-    fn weight(&self, pair: &PairKey, entry: &Arc<CachedPair>) -> u64 {
-        let bytes = FIXED_BYTES + pair.key_bytes() + entry.known_bytes();
+impl Weighter<PairKey, Entries> for EntryWeighter {
+    fn weight(&self, pair: &PairKey, entries: &Entries) -> u64 {
+        let of_entries = entries.iter().map(|(_, entry)| FIXED_BYTES + entry.known_bytes());
+        let bytes = pair.key_bytes() + of_entries.sum::<usize>();
         (bytes.div_ceil(ENTRY_BYTES) as u64).min(self.max)
     }
 }
@@ -88,7 +102,7 @@ struct Stripe {
 /// A pair with a cached denial.
 pub(super) struct Denied<'a> {
     pair: &'a Pair,
-    pub(super) entry: Arc<CachedPair>,
+    pub(super) entry: Entry,
     pub(super) found: Found,
 }
 
@@ -162,7 +176,7 @@ impl DenyCache {
             return;
         }
         let until = denial.usage.sent + self.max_age;
-        let old = self.entries.get(&pair_key);
+        let old = self.entry(&pair_key);
         if let Some(old) = &old
             && !permission.is_some_and(|permission| permission.covers(&old.revalidation))
         {
@@ -171,7 +185,7 @@ impl DenyCache {
         let now = self.micros(Instant::now());
         let Some(entry) = CachedPair::with(old.as_deref(), denial, now, self.max_age) else { return };
         self.waits_end.fetch_max(entry.waits_end(), Ordering::Release);
-        self.entries.insert(pair_key, Arc::new(entry));
+        self.insert(pair_key, entry);
         self.horizon.fetch_max(until, Ordering::Release);
     }
 
@@ -181,10 +195,9 @@ impl DenyCache {
         let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::new(&pair.key, &pair.policy);
         let is_later = |entry: &CachedPair| !decision.is_divided() && entry.newest.at < decision.at_micros();
-        let contradicts = |entry: Arc<CachedPair>| {
-            (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
-        };
-        if self.entries.get(&pair_key).is_some_and(contradicts) {
+        let contradicts =
+            |entry: Entry| (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some();
+        if self.entry(&pair_key).is_some_and(contradicts) {
             self.replace(&pair_key, CachedPair::invalidated);
         }
     }
@@ -195,12 +208,10 @@ impl DenyCache {
             return;
         }
         let pair_key = PairKey::new(&pair.key, &pair.policy);
-        if self.entries.get(&pair_key).is_some_and(|entry| entry.charged().is_some()) {
+        let is_exact = |(_, entry): &(Policy, CachedPair)| entry.charged().is_some();
+        if self.entries.get(&pair_key).is_some_and(|entries| entries.iter().any(is_exact)) {
             let _stripe = self.stripe(&pair_key);
-            let charged = self.entries.get(&pair_key).and_then(|entry| entry.charged());
-            if let Some(charged) = charged {
-                self.entries.insert(pair_key, Arc::new(charged));
-            }
+            self.change(&pair_key, |entry| entry.charged().unwrap_or_else(|| entry.clone()));
         }
     }
 
@@ -214,19 +225,45 @@ impl DenyCache {
         let Some(now) = self.now() else { return Some(denied) };
         for (denied, pair) in denied.iter_mut().zip(check.pairs()) {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
-            let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
+            let entry = self.entry(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
             *denied = entry.is_some_and(|entry| now < entry.newest.sent + self.max_age);
         }
         Some(denied)
     }
 
-    /// Invalidates one entry, and every denial that was asked for before.
-    fn replace(&self, pair_key: &PairKey, with: impl FnOnce(&CachedPair) -> CachedPair) {
+    /// Returns the entry of a pair under the rate, the zone and the anchor of its policy.
+    fn entry(&self, pair_key: &PairKey) -> Option<Entry> {
+        let (all, own) = (self.entries.get(pair_key)?, pair_key.policy().algorithm());
+        let index = all.iter().position(|(policy, _)| policy.algorithm() == own)?;
+        Some(Entry { all, index })
+    }
+
+    /// Inserts the entry of a pair beside those under other rates, zones and anchors. The caller holds the lock of the pair.
+    fn insert(&self, pair_key: PairKey, entry: CachedPair) {
+        let (own, stored) = (pair_key.policy().clone(), self.entries.get(&pair_key));
+        let others = stored.iter().flat_map(|entries| entries.iter());
+        let mut entries: Vec<_> =
+            others.filter(|(policy, _)| policy.algorithm() != own.algorithm()).cloned().collect();
+        if entries.len() == MAX_OTHERS {
+            entries.remove(0);
+        }
+        entries.push((own, entry));
+        self.entries.insert(pair_key, entries.into());
+    }
+
+    /// Invalidates all entries of a pair, and every denial that was asked for before.
+    fn replace(&self, pair_key: &PairKey, with: impl Fn(&CachedPair) -> CachedPair) {
         let (mut stripe, hash) = self.stripe(pair_key);
         // Under the lock, so that the numbers of a stripe grow.
         stripe.invalidate(hash, self.invalidations.fetch_add(1, Ordering::SeqCst) + 1);
-        if let Some(entry) = self.entries.get(pair_key) {
-            self.entries.insert(pair_key.clone(), Arc::new(with(&entry)));
+        self.change(pair_key, with);
+    }
+
+    /// Changes all entries of a pair. The caller holds the lock of the pair.
+    fn change(&self, pair_key: &PairKey, with: impl Fn(&CachedPair) -> CachedPair) {
+        if let Some(entries) = self.entries.get(pair_key) {
+            let changed = entries.iter().map(|(policy, entry)| (policy.clone(), with(entry)));
+            self.entries.insert(pair_key.clone(), changed.collect());
         }
     }
 
@@ -234,7 +271,7 @@ impl DenyCache {
     pub(super) fn denied<'a>(&self, check: &'a Check, now: CacheMicros, max_age: u64) -> Vec<Denied<'a>> {
         let pairs = check.pairs().iter().filter(|pair| pair.cost > 0 && !pair.is_shadow);
         let denied = pairs.filter_map(|pair| {
-            let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy))?;
+            let entry = self.entry(&PairKey::new(&pair.key, &pair.policy))?;
             let found = entry.find(room(pair), now, max_age)?;
             Some(Denied { pair, entry, found })
         });
@@ -269,6 +306,15 @@ impl DenyCache {
         let hash = hasher.finish();
         let stripe = self.stripes[hash as usize % STRIPES].lock();
         (stripe, hash)
+    }
+}
+
+impl Deref for Entry {
+    type Target = CachedPair;
+
+    fn deref(&self) -> &CachedPair {
+        let (_, entry) = &self.all[self.index];
+        entry
     }
 }
 

@@ -64,6 +64,7 @@ pub(super) struct Usage {
 
 /// The denials of one pair. An entry is replaced as a whole and never changed. A wait that has reached the maximum age is kept until it
 /// has passed, and denies only if the store makes no decision.
+#[derive(Clone)]
 pub(super) struct CachedPair {
     /// The usage as of the newest denial.
     pub(super) newest: Usage,

@@ -35,7 +35,8 @@ type CacheMicros = u64;
 /// they are lower bounds, short by at most a round trip if there are no other charges. The remaining quota is as of the store's
 /// newest denial.
 ///
-/// The cache keeps the waits of 32 costs for each pair. If a check is denied and the wait of its cost is not known, the limiter
+/// The cache keeps the waits of 32 costs for each pair. A wait holds only under its own rate, zone and anchor, so those of the last five of
+/// them are kept apart. If a check is denied and the wait of its cost is not known, the limiter
 /// asks the store, at most four times per second and pair, or per `max_age` if that is shorter. Beyond that rate, the cached denial
 /// has the longest wait that is known for a smaller cost. With such a wait, a client may retry too early and be rejected again.
 /// Only a check that is not known to be denied is always sent.
@@ -44,7 +45,7 @@ type CacheMicros = u64;
 ///
 /// A cached denial may be wrong, for at most `max_age`, if *another* process refunded units or reset the key, if the store lost
 /// its keys, for example in a failover, or if the clock of the store was stepped. Settlements and resets of this process
-/// invalidate the entries of all its limiters at once. An admission by the store invalidates that of its limiter. A settlement or a reset without an answer may be applied
+/// invalidate the entries of all its limiters at once, under every quota and rate. An admission by the store invalidates that of its limiter. A settlement or a reset without an answer may be applied
 /// later; then, too, the denial is wrong for at most `max_age`. A changed quota takes effect at once.
 ///
 /// A denial of one cost confirms the waits of all other costs, if it proves that no units were returned: the usage has not fallen

@@ -1,7 +1,7 @@
 //! Invalidation: refunds and resets invalidate cached denials.
 
 use tokio::time::sleep;
-use tower_sliding_window::{Policies, Reservation, backend::Pair, settle::Settled};
+use tower_sliding_window::{Policies, Policy, Reservation, backend::Pair, policy::Rate, settle::Settled};
 
 use super::{Fault, MINUTE, SECOND, TICK, ZERO, alice, check, policy, remote, ten, user};
 
@@ -42,6 +42,35 @@ async fn refund_invalidates_denials_of_every_quota() {
     assert!(limiter.check(under(9)).await.unwrap().is_admitted());
     limiter.reset(under(1_000)).await.unwrap();
     assert!(check(&limiter, 10).await.is_admitted());
+}
+
+/// A headroom reduces the rate of a token bucket, and its classes share one usage. A denial holds only under its own rate.
+#[tokio::test(start_paused = true)]
+async fn change_of_usage_invalidates_denials_of_every_rate() {
+    let (remote, limiter) = remote();
+    let bucket = Policy::token_bucket("bucket", 10, Rate::new(1, MINUTE)).unwrap();
+    let classes = [0, 20, 50].map(|headroom| bucket.clone().headroom(headroom).unwrap());
+    let under = |class: usize| Policies::from(classes[class].clone()).pairs(&alice(), 1);
+    let is_cached = async |class| limiter.check(under(class)).await.unwrap().is_cached();
+    let reservation = limiter.reserve([Pair::new(alice(), classes[0].clone(), 10)]).await.unwrap();
+    for refunds in [true, false] {
+        for class in [0, 1, 2] {
+            let _ = is_cached(class).await;
+        }
+        let sent = remote.checks();
+        for class in [0, 1, 2, 1, 0] {
+            assert!(is_cached(class).await, "class {class}");
+        }
+        assert_eq!(remote.checks(), sent);
+        if refunds {
+            assert!(matches!(reservation.settle(9).await, Settled::Done { .. }));
+        } else {
+            limiter.reset(under(0)).await.unwrap();
+        }
+        for class in [2, 1, 0] {
+            assert!(!is_cached(class).await, "class {class}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use super::state::{Answers, MemoryState};
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Purpose, UsageKey},
+    check::{Check, PairKey, Purpose},
     decision::Decision,
 };
 
@@ -18,7 +18,7 @@ impl MemoryState {
         let mut answers = self.answers.lock();
         let Answers { newest, sweep_at } = &mut *answers;
         let (now, window) = (self.clock.now_micros(), pair.policy.window_micros());
-        let key = (check.scope().clone(), UsageKey::new(&pair.key, &pair.policy));
+        let key = (check.scope().clone(), PairKey::new(&pair.key, &pair.policy));
         // An answer far ahead of the clock is of another clock.
         let is_known = newest.get(&key).is_some_and(|(at, _)| at_micros <= *at && *at <= now + window);
         let applies = at_micros <= now && now < at_micros.saturating_add(holds_micros.min(window));

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
-    check::{Check, MAX_PAIRS, Namespace, Pair, PairRef, Purpose, Receipt, Refund, UsageKey},
+    check::{Check, MAX_PAIRS, Namespace, Pair, PairKey, PairRef, Purpose, Receipt, Refund},
     decision::{Decision, PartialSource, Status, Statuses},
     key::PartitionKey,
     lock::Lock,
@@ -64,7 +64,7 @@ pub(super) struct MemoryState {
 #[derive(Default)]
 pub(super) struct Answers {
     /// The instant of the answer, and that from which on it need not be known.
-    pub(super) newest: HashMap<(Namespace, UsageKey), (u64, u64)>,
+    pub(super) newest: HashMap<(Namespace, PairKey), (u64, u64)>,
     /// The number of answers from which on those that need not be known are removed.
     pub(super) sweep_at: usize,
 }
