@@ -784,7 +784,7 @@ impl Status {
     }
 
     /// Returns the wait that a response states: in place of one that is not known, that of the policy.
-    fn stated_wait(&self) -> Wait {
+    pub(crate) fn stated_wait(&self) -> Wait {
         match (self.retry_after(), self.policy.algorithm()) {
             (Wait::Unknown, Algorithm::InFlight { retry_after, .. }) => Wait::For(retry_after),
             (wait, _) => wait,

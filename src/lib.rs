@@ -63,7 +63,9 @@
 //!   window, the key [starts from zero](guide::algorithms#edge-cases-lost-keys-clock-steps-odd-windows).
 //! - **Changes and resets.** A [changed](guide::policies#change-a-policy-at-run-time) name, window or algorithm, and a
 //!   [reset](Limiter::reset), start from zero.
-//! - **Other algorithms.** The sliding counter and the fixed window [admit more](guide::algorithms#guarantees-and-storage) by design.
+//! - **Other algorithms.** The sliding counter, the fixed window, the token bucket and the calendar period
+//!   [admit more](guide::algorithms#guarantees-and-storage) by design. A policy in flight has
+//!   [exceptions of its own](guide::in_flight#several-processes-the-hold-time).
 //!
 //! # Backends: in memory or Redis
 //!
@@ -113,7 +115,8 @@
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
 //!   [policies from a file](guide::policies#policies-from-a-file). `test-util`: [`guide::testing`].
 //! - `calendar`: [`policy`] has quotas of a [day, week, month or year](guide::algorithms#calendar-period), with the time zone database.
-//!   A feature never changes the meaning of an existing item.
+//!
+//! A feature never changes the meaning of an existing item.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

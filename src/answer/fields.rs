@@ -148,7 +148,7 @@ fn add_members(headers: &mut HeaderMap, name: HeaderName, members: Option<Header
 /// remaining quota.
 fn most_limiting(decision: &Decision) -> Option<&Status> {
     let limits_most =
-        |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
+        |status: &&Status| (status.stated_wait(), Reverse(status.remaining()), status.reset_after());
     decision.shown_statuses().max_by_key(limits_most)
 }
 
@@ -411,6 +411,25 @@ mod tests {
     fn retry_after_is_omitted_if_no_wait_helps() {
         let decision = Decision::new(0, [status("p", SECOND, 10, Wait::Never, SECOND)]);
         assert!(fields(&decision, HeaderMap::new()).iter().all(|(name, _)| name != "retry-after"));
+    }
+
+    /// A policy in flight states a wait of one second.
+    #[test]
+    fn fields_of_one_policy_state_longest_wait() {
+        let running = Policy::in_flight("running", 5).unwrap();
+        let running = Pair::new(PartitionKey::new("user", "a"), running, 1);
+        let running = Status::new(&running, 0, Wait::Unknown, Duration::ZERO, Duration::ZERO);
+        let daily = status("daily", SECOND, 0, Wait::For(7 * SECOND), 7 * SECOND);
+        let decision = Decision::new(0, [daily, running]);
+        let mut headers = HeaderMap::new();
+        add_draft_7(&mut headers, &decision);
+        add_draft_6(&mut headers, &decision);
+        add_legacy(&mut headers, &decision, Duration::ZERO);
+        assert_eq!(headers[&RATELIMIT], "limit=10, remaining=0, reset=7");
+        assert_eq!(
+            (&headers[&DRAFT_6[2]], &headers[&LEGACY[2]]),
+            (&"7".parse().unwrap(), &"7".parse().unwrap())
+        );
     }
 
     #[test]

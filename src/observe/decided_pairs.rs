@@ -1,5 +1,7 @@
 //! The pairs of a decision: which key a denial, or a shadow pair without room, belongs to.
 
+use std::ptr;
+
 use crate::{
     check::Check,
     decision::{Decision, Status},
@@ -26,10 +28,9 @@ impl<'a> DecidedPairs<'a> {
         if let ([pair], [_]) = (check.pairs(), decision.statuses()) {
             return (!pair.is_shadow).then_some(&pair.key);
         }
-        let statuses =
-            decision.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)));
-        let enforced = statuses.filter(|(pair, _)| !pair.is_shadow);
-        enforced.max_by_key(|(_, status)| status.retry_after()).map(|(pair, _)| &pair.key)
+        let longest = decision.longest_wait()?;
+        let (i, _) = decision.indexed_statuses().find(|(_, status)| ptr::eq(*status, longest))?;
+        check.pairs().get(i).map(|pair| &pair.key)
     }
 
     /// Calls `each` with every status of a shadow pair without room, and with the key of the pair.

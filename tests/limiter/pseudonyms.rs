@@ -1,7 +1,7 @@
 //! Pseudonyms of partition keys in events and lists.
 
 use tower_sliding_window::{
-    ConfigError, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, RateLimitLayer,
+    ConfigError, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, RateLimitLayer,
     backend::{Backend, Pair},
     peer_ip,
     testing::ManualClock,
@@ -84,6 +84,24 @@ async fn pseudonym_is_that_of_the_key_that_denies() {
         listed.map(|keys| keys[0].pseudonym.clone()),
         [&bob, &carol].map(|key| limiter.pseudonym(key))
     );
+}
+
+/// The event of a denial states the policy with the longest wait. A policy in flight, whose wait is not known, states one second.
+#[tokio::test]
+async fn pseudonym_belongs_to_policy_of_event() {
+    let limiter = Limiter::builder(memory()).without_policies().pseudonyms(SECRET).build().unwrap();
+    let bob = PartitionKey::new("user", "bob");
+    let running = || Pair::new(alice(), Policy::in_flight("running", 1).unwrap(), 1);
+    let daily = || Pair::new(bob.clone(), policy("daily", 1), 1);
+    let _running = limiter.check([running(), daily()]).await.unwrap();
+    for pairs in [[running(), daily()], [daily(), running()]] {
+        let (events, _guard) = Events::collect();
+        let _ = limiter.check(pairs).await.unwrap();
+        let [denied] = &events.take()[..] else { panic!("one event") };
+        let field = format!("pseudonym={:?}", limiter.pseudonym(&bob).unwrap());
+        assert!(denied.contains(r#"policy="daily""#) && denied.contains(&field), "{denied}");
+    }
+    assert_eq!(limiter.most_denied(9).iter().map(|denied| denied.key.clone()).collect::<Vec<_>>(), [bob]);
 }
 
 #[tokio::test]

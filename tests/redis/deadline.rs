@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{
-    Client, Cmd, Pipeline, RedisFuture, Value,
+    Client, Cmd, ErrorKind, Pipeline, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, ConnectionManager},
 };
 use tokio::time::Instant;
@@ -308,13 +308,19 @@ async fn changes_of_hanging_server_never_run_late() {
     }
 }
 
-/// A connection that answers every command with the same value.
+/// A connection that answers every command with the same value or error.
 #[derive(Clone)]
-struct ConstantReply(Value);
+struct ConstantReply(RedisResult<Value>);
+
+impl ConstantReply {
+    fn backend(reply: RedisResult<Value>) -> RedisBackend {
+        RedisBackend::builder(RedisServers::connection(Self(reply))).lazy().unwrap()
+    }
+}
 
 impl ConnectionLike for ConstantReply {
     fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
-        Box::pin(async { Ok(self.0.clone()) })
+        Box::pin(async { self.0.clone() })
     }
 
     fn req_packed_commands<'a>(
@@ -323,7 +329,7 @@ impl ConnectionLike for ConstantReply {
         _: usize,
         _: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        Box::pin(async { Ok(vec![self.0.clone()]) })
+        Box::pin(async { Ok(vec![self.0.clone()?]) })
     }
 
     fn get_db(&self) -> i64 {
@@ -334,8 +340,10 @@ impl ConnectionLike for ConstantReply {
 #[tokio::test]
 async fn unreadable_reply_counts_as_unanswered_check() {
     let policies = [policy("hourly", 10, HOUR)];
-    for (count, value) in (1..).zip([Value::Nil, Value::Int(1), Value::BulkString(b"OK".into())]) {
-        let backend = RedisBackend::builder(RedisServers::connection(ConstantReply(value))).lazy().unwrap();
+    let values = [Value::Nil, Value::Int(1), Value::BulkString(b"OK".into())];
+    let not_redis = Err((ErrorKind::Parse, "no reply of Redis").into());
+    for (count, reply) in (1..).zip(values.map(Ok).into_iter().chain([not_redis])) {
+        let backend = ConstantReply::backend(reply);
         let charge = check(&policies, 1, Purpose::Charge);
         for _ in 0..count {
             assert_eq!(
@@ -352,6 +360,20 @@ async fn unreadable_reply_counts_as_unanswered_check() {
             "each charge without a readable reply counts, and no peek"
         );
     }
+}
+
+#[tokio::test]
+async fn check_that_is_not_sent_is_not_unanswered() {
+    let backend = ConstantReply::backend(Ok(Value::Nil));
+    let limiter = Limiter::builder(backend.clone()).policy(policy("hourly", 10, HOUR)).build().unwrap();
+    let mut sent = 0;
+    for _ in 0..20 {
+        let error = limiter.check(alice()).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::BrokenReply);
+        sent += u64::from(error.was_asked());
+    }
+    assert!((1..20).contains(&sent), "the circuit breaker opens: {sent} checks were sent");
+    assert_eq!(backend.unanswered_checks(), sent);
 }
 
 #[tokio::test]

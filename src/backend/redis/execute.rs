@@ -94,6 +94,10 @@ impl RedisBackend {
         let decision = match self.execute(&mut operation).await {
             Ok((reply, pass)) => {
                 let decision = script::decision(check, &reply);
+                if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
+                    // The script has run, and its outcome is unknown.
+                    self.unanswered.fetch_add(1, Ordering::Relaxed);
+                }
                 match pass {
                     Some(pass) => pass.decided(check, decision),
                     None => decision,
@@ -101,15 +105,10 @@ impl RedisBackend {
             }
             Err(error) => Err(error),
         };
-        let decision = match numbers {
+        match numbers {
             Some(numbers) => numbers.complete(check, decision),
             None => decision,
-        };
-        if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
-            // The script has run, and its outcome is unknown.
-            self.unanswered.fetch_add(1, Ordering::Relaxed);
         }
-        decision
     }
 
     /// Refunds units whose keys are in one slot. Returns the instant, in microseconds of the server's clock.
