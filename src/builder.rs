@@ -554,7 +554,7 @@ impl Builder {
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - [`ConfigError::InvalidTier`] if a tier of a [policy table](crate::PolicyTable#changes-that-do-not-suit-a-layer) does not suit
-    ///   the policies or the constant costs
+    ///   the policies
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(mut self) -> Result<RateLimitLayer, ConfigError> {
         self.check_parts()?;

@@ -792,8 +792,8 @@ impl Status {
     }
 
     /// Returns the smallest wait after which [`remaining`](Self::remaining) is larger by at least one unit, if there are no other
-    /// charges, or the window if nothing is used. Until then, the client can use no more than `remaining`. Zero for a type of
-    /// policy without such a wait.
+    /// charges. If nothing is used, it is the window, the rest of a calendar period, or zero for a token bucket. Until then, the
+    /// client can use no more than `remaining`. Zero for a type of policy without such a wait.
     pub fn next_after(&self) -> Duration {
         Duration::from_micros(self.standing.next_after)
     }

@@ -93,9 +93,10 @@ impl RateLimitLayer {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::SameBody`] if a policy is [in flight](crate::Policy::in_flight): without its own type, the layer does not
-    /// see the end of a body. A later change of a [policy table](crate::policy::PolicyTable) that adds one is an error, too. A policy in
-    /// flight that a closure chooses by the request is held until the head of the response.
+    /// Returns [`ConfigError::SameBody`] if a policy is [in flight](crate::Policy::in_flight), and [`ConfigError::InvalidTier`] if that of a
+    /// [policy table](crate::policy::PolicyTable) is: without its own type, the layer does not see the end of a body. A later change of
+    /// the table that adds one is an error, too. A policy in flight that a closure chooses by the request is held until the head of the
+    /// response.
     pub fn same_body(&self) -> Result<RateLimitLayer<SameBody>, ConfigError> {
         let protocol = self.0.local().protocol.same_body(self.limiter().policies())?;
         Ok(RateLimitLayer::new(self.limiter().clone(), protocol))

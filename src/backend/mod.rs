@@ -173,8 +173,9 @@ pub trait Backend: Send + Sync + 'static {
         std::future::ready(())
     }
 
-    /// Returns the name of the store, or `None` if it is not known. Backends of this process that share a store return the same
-    /// name, so that the limiter can warn about conflicting policies.
+    /// Returns the name of the store, or `None` if it is not known, the default. Backends of this process that share a store return the
+    /// same name. So their limiters warn about conflicting policies, and a refund or a reset by one of them invalidates the denials that
+    /// the others of its namespace know; a reset also ends their leases. A limiter calls this method once, when it is built.
     fn store(&self) -> Option<String> {
         None
     }

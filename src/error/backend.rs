@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-/// The error of a backend that makes no decision. It is an outage and never a denial.
+/// The error of a backend that makes no decision. It is never a denial. [`Reason::is_outage`] states whether it is an outage.
 ///
 /// Cloning is cheap.
 #[derive(Clone)]
@@ -38,8 +38,8 @@ pub enum Reason {
     Busy,
     /// The keys of the check are in different slots of a cluster.
     CrossSlot,
-    /// A bound is reached: on the partition keys of a memory backend that can evict none, on the records of one log, or on the
-    /// settlement queue.
+    /// A bound is reached: on the partition keys of a memory backend that can evict none, on the tokens or the answers of an API that a
+    /// memory backend remembers, on the records of one log, or on the settlement queue.
     Full,
     /// A key of the check contains a value that this version of the crate has not written.
     ForeignValue,

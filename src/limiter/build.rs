@@ -296,7 +296,7 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::HashSecret`] or [`ConfigError::InvalidValue`].
+    /// [`ConfigError::CannotHold`], [`ConfigError::HashSecret`] or [`ConfigError::InvalidValue`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;

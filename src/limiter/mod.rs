@@ -68,8 +68,9 @@ pub use rejection::Rejection;
 ///
 /// # When a check begins
 ///
-/// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
-/// when the future is polled. If the future is dropped before it is complete, the charge may stand.
+/// If the backend answers at once, a check, a reset and a change of a gate are complete when the method returns. Otherwise, they
+/// begin when the future is polled, and so do [`wait`](Self::wait) and [`settle_token`](Self::settle_token) with any backend. If the
+/// future is dropped before it is complete, the charge may stand.
 ///
 /// Outside an async function, [`LimiterFuture::now`](crate::future::LimiterFuture::now) returns a decision that was made at once.
 ///
@@ -521,7 +522,8 @@ impl Limiter {
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
     /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines for each,
-    /// if their runtimes run.
+    /// if their runtimes run. In Redis, also waits until the units [in flight](crate::Policy::in_flight) of ended requests are released:
+    /// at most the [hold time](crate::Policy::hold_time).
     pub async fn drain(&self) {
         if let Some(leases) = &self.0.leases {
             leases.drain(self.0.settings.deadline).await;

@@ -18,7 +18,8 @@ use crate::{
 pub enum Rejection {
     /// The quota is used up.
     Denied(Decision),
-    /// The backend could not decide, and the outage rule is to fail closed.
+    /// The backend could not decide, and the outage rule admits nothing: it is to fail closed, or it does not apply, as to an
+    /// [overload](crate::guide::outages#overload), or the memory of the local fallback is full.
     Unavailable(BackendError),
     /// The backend could not decide, and the [local fallback](crate::OutageRule::LocalFallback) has no room. This is not a
     /// denial: the quota may not be used up, and no wait is known.

@@ -17,7 +17,7 @@ use crate::{
 
 /// The counters of a limiter since it was built, for a health page. Clones of the limiter share them.
 ///
-/// Peeks do not count. Exempt requests and requests without a partition key are not checked and do not count.
+/// Peeks and debits do not count. Exempt requests and requests without a partition key are not checked and do not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

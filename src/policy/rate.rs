@@ -11,8 +11,8 @@ pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// A number of units for each period, such as 7 per second. They return evenly, not all at the end of the period.
 ///
-/// A rate in its range has 1 to 2^32-1 units, and a period of 1 us to 366 days, which is rounded up to whole microseconds. A
-/// policy of another rate cannot be created.
+/// A rate in its range has 1 to 2^32-1 units, and a period of at most 366 days and above 0, which is rounded up to whole microseconds.
+/// A policy of another rate cannot be created.
 ///
 /// Two rates are equal if their units return at the same instants: 60 per minute is 1 per second.
 ///

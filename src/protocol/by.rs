@@ -117,8 +117,8 @@ impl<Req, R, S, L> By<Req, R, S, L> {
     /// Settles every charge by the amount that the closure returns for the response. `None` leaves the charge. To settle by
     /// hand, return `None` and take the reservation with [`admit_with`](Self::admit_with).
     ///
-    /// The limiter's backend must be able to [change charges](crate::backend::Backend::changes_charges). Otherwise, every
-    /// counted request is an outage with [`Reason::Unsupported`](crate::backend::Reason::Unsupported).
+    /// The limiter's backend must be able to [change charges](crate::backend::Backend::changes_charges). Otherwise, no
+    /// counted request gets a decision: the reason is [`Reason::Unsupported`](crate::backend::Reason::Unsupported).
     pub fn settle_by<Res, U: IntoUsed>(
         self,
         used: impl Fn(&Res) -> U + Send + Sync + 'static,

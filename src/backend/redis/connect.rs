@@ -116,9 +116,11 @@ impl RedisBackendBuilder {
     ///
     /// Returns [`ConnectError::Config`] for the errors of [`lazy`](Self::lazy). Returns [`ConnectError::Unreachable`] if no server
     /// answers within a second: behind Sentinels no primary, in a cluster no node. The nodes of a cluster must return the slots
-    /// within 500 ms. Returns [`ConnectError::Unusable`] if [`verify`](RedisBackend::verify) finds a missing permission, a replica, a
-    /// node of a cluster, a Sentinel, or a version that is too old.
-    /// Other problems are logged, and so is a primary of a cluster that does not answer.
+    /// within 500 ms. Returns [`ConnectError::Unusable`] if [`verify`](RedisBackend::verify) finds a missing permission for a command
+    /// that every check may need, a command that the server does not know, a replica, a node of a cluster, a Sentinel, or a version
+    /// that is too old.
+    /// Other problems are logged, and so are a missing permission for the keys of the default namespace, and a primary of a cluster
+    /// that does not answer.
     /// For a service that may start before its Redis, use [`lazy`](Self::lazy).
     pub async fn connect(self) -> Result<RedisBackend, ConnectError> {
         self.lazy()?.connected().await

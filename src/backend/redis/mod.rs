@@ -115,9 +115,9 @@ use topology::Topology;
 /// | | |
 /// | --- | --- |
 /// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
-/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm), [`CalendarPeriod`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
+/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm) and [`CalendarPeriod`](crate::Algorithm) | `+get +set +setrange` |
 /// | for [`InFlight`](crate::Algorithm) | `+get +set +setrange +getrange` |
-/// | for [tokens](crate::Reservation::into_token) | `+get +set` |
+/// | for [`Gate`](crate::Algorithm), [tokens](crate::Reservation::into_token), and a limiter that [learns](crate::Limiter::learn) | `+get +set` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
 /// | for a cluster, optional | `+cluster\|info +cluster\|nodes` |
@@ -142,7 +142,7 @@ use topology::Topology;
 /// | --- | --- | --- |
 /// | all admit | admitted | |
 /// | one denies | denied, whatever the other slots do | are rolled back in the background |
-/// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges to fail open, so that a healthy limit still fills; otherwise they are rolled back |
+/// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges if the request fails open, so that a healthy limit still fills; otherwise they are rolled back |
 ///
 /// A slot of [shadow pairs](crate::backend::Pair::shadow) only is left out of this table: it does not deny, and its failure leaves
 /// its pairs without a status. Its charge is rolled back if the check is denied. A check waits for such a slot for at most half of its

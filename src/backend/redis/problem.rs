@@ -22,9 +22,8 @@ pub struct ServerProblem {
 pub enum ServerProblemKind {
     /// The Redis user may not call this command, which every check may need.
     MissingPermission(&'static str),
-    /// The Redis user may not call this command, which only [`SlidingCounter`](crate::Algorithm::SlidingCounter),
-    /// [`FixedWindow`](crate::Algorithm::FixedWindow), [`TokenBucket`](crate::Algorithm::TokenBucket) and
-    /// [`CalendarPeriod`](crate::Algorithm), [`Gate`](crate::Algorithm::Gate) need. This is a warning.
+    /// The Redis user may not call this command, which sliding logs and sliding buckets do not need.
+    /// [`RedisBackend`](crate::RedisBackend#permissions) lists what needs it. This is a warning.
     MissingOptionalPermission(&'static str),
     /// The server does not know this command: it is disabled or renamed, a proxy does not support it, or the module of the
     /// scripting language is not loaded.

@@ -44,7 +44,7 @@ impl RedisBackend {
     /// Verifies that checks in the default namespace, `"tsw"`, can work: on every primary, calls every command and runs every
     /// script, for every purpose, on a probe key. Returns the warnings. Use it when a service starts.
     ///
-    /// It takes about 40 short commands per primary, all primaries at the same time, and at most two seconds after the backend
+    /// It takes about 60 short commands per primary, all primaries at the same time, and at most two seconds after the backend
     /// has connected. It leaves no key behind. [`connect`](Self::connect) calls it.
     ///
     /// Do not use it as a readiness probe: it fails if one primary of a cluster hangs. Use [`Limiter::readiness`](crate::Limiter::readiness).
@@ -53,7 +53,7 @@ impl RedisBackend {
     /// | problem | needs | result |
     /// | --- | --- | --- |
     /// | a missing permission: each one is named | | error |
-    /// | a permission that only sliding counters and fixed windows need | | warning |
+    /// | a missing permission that sliding logs and sliding buckets do not need | | warning |
     /// | a command that the server does not know: each one is named | | error |
     /// | a server that does not answer, is out of memory or loads its data | | error |
     /// | a replica, also one that accepts writes | Redis 6, or `+info` | error |
