@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Decision, Wait,
-    backend::{Check, Purpose},
+    Algorithm, Decision, Wait,
+    backend::{Check, Pair, Purpose},
 };
 
 /// What the payload of a reply says.
@@ -66,12 +66,17 @@ pub(super) fn read(payload: &[u8], check: &Check) -> Option<Expected> {
         };
         is_admitted &= pairs[i].is_shadow || verdict == 0;
         if verdict != 3 {
+            let (next, reset_micros) = (number(&part[21..29]), number(&part[29..37]));
+            let next_micros = match used_parts(&pairs[i], part) {
+                Some(used) => reset_micros.saturating_sub(used).saturating_add(next),
+                None => next,
+            };
             statuses[i] = Some(Numbers {
                 policy: pairs[i].policy.name().to_owned(),
                 remaining: number(&part[9..13]) as u32,
                 retry_micros,
-                next_micros: number(&part[21..29]),
-                reset_micros: number(&part[29..37]),
+                next_micros,
+                reset_micros,
             });
         }
         if is_reservation {
@@ -82,6 +87,18 @@ pub(super) fn read(payload: &[u8], check: &Check) -> Option<Expected> {
         receipts.clear();
     }
     Some(Expected { is_admitted, statuses: statuses.into_iter().flatten().collect(), receipts })
+}
+
+/// The parts of a unit of the token bucket. One of them returns in a microsecond.
+const PARTS: u64 = 6_000_000;
+
+/// Returns the parts of a token bucket that have not returned, by its status: what remains of 10 units, and the parts that are missing to
+/// one more unit. `None` for another policy.
+fn used_parts(pair: &Pair, status: &[u8]) -> Option<u64> {
+    let missing = number(&status[21..29]);
+    let units = 10_u64.saturating_sub(number(&status[9..13]) + 1);
+    let is_token_bucket = matches!(pair.policy.algorithm(), Algorithm::TokenBucket { .. });
+    is_token_bucket.then(|| (units * PARTS).saturating_add(missing))
 }
 
 /// Returns what the reply to a merged call says about each check, in the order of the runs. `None` stands for a check without a
@@ -113,9 +130,16 @@ pub(super) fn read_merged(payload: &[u8], runs: &[(Check, usize)]) -> Option<Vec
         for later in (0..u32::from(admitted)).rev() {
             let mut statuses = last.clone();
             for (part, pair) in statuses.chunks_mut(pair_size).zip(check.pairs()) {
-                let remaining = number(&part[9..13]) + u64::from(later * pair.cost);
-                let remaining = u32::try_from(remaining).unwrap_or(u32::MAX);
-                part[9..13].copy_from_slice(&remaining.to_le_bytes());
+                for _ in 0..later {
+                    if let Some(used) = used_parts(pair, part) {
+                        let returned = used.min(u64::from(pair.cost) * PARTS);
+                        let reset = number(&part[29..37]).saturating_sub(returned);
+                        part[29..37].copy_from_slice(&reset.to_le_bytes());
+                    }
+                    let remaining = number(&part[9..13]) + u64::from(pair.cost);
+                    let remaining = u32::try_from(remaining).unwrap_or(u32::MAX);
+                    part[9..13].copy_from_slice(&remaining.to_le_bytes());
+                }
             }
             outcomes.push(read(&statuses, check));
         }
