@@ -254,6 +254,10 @@ async fn verify_covers_the_given_namespace() {
             matches!(&*problems, [ServerProblem { kind: Kind::MissingKeyPermission(namespace), .. }] if namespace == "tsw"),
             "{engine:?}: {problems:?}"
         );
+        assert!(problems[0].to_string().ends_with("add ~tsw{*"), "{engine:?}: {problems:?}");
+        allow(&mut Admin::at(&server), "~tsw{*", NEEDED);
+        assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}: the advice helps");
+        allow(&mut Admin::at(&server), "~other{*", NEEDED);
         assert!(
             matches!(backend.verify_in("a b").await, Err(ConnectError::Config(_))),
             "{engine:?}: the namespace is invalid"

@@ -67,7 +67,7 @@ impl fmt::Display for ServerProblemKind {
             }
             Self::MissingOptionalPermission(command) => write!(
                 f,
-                "the user lacks permission for {} (NOPERM), so sliding counters and fixed windows fail; add +{command}",
+                "the user lacks permission for {} (NOPERM), so all policies but sliding logs and sliding buckets may fail; add +{command}",
                 command.to_ascii_uppercase()
             ),
             Self::MissingCommand(command) => {
@@ -76,7 +76,7 @@ impl fmt::Display for ServerProblemKind {
             }
             Self::MissingKeyPermission(namespace) => write!(
                 f,
-                "the user lacks permission for the keys of the namespace {namespace:?} (NOPERM); add ~{namespace}:*"
+                "the user lacks permission for the keys of the namespace {namespace:?} (NOPERM); add ~{namespace}{{*"
             ),
             Self::Evicts(policy) => write!(
                 f,
