@@ -24,7 +24,7 @@ pub(crate) struct Learner {
     pub(crate) tasks: watch::Sender<()>,
 }
 
-/// The number of denials without a wait, and the instant at which the last wait ends, in microseconds of the clock of the store. A denial
+/// The number of denials without a wait or with one of zero, and the instant at which the last wait ends, in microseconds of the clock of the store. A denial
 /// of a request that was admitted until then does not count.
 type Backoff = (u32, u64);
 
@@ -37,8 +37,9 @@ impl Learner {
     /// Returns how long a denial blocks the gates of its check. An admission ends the backoff of its key.
     pub(crate) fn wait(&self, stated: &Stated, check: &Check, at_micros: u64) -> Option<Duration> {
         let Learning { obeys_waits, backs_off, max_wait, .. } = self.learning;
-        if let Some(wait) = stated.wait.filter(|_| stated.is_denial) {
-            return Some(wait.min(max_wait)).filter(|wait| obeys_waits && !wait.is_zero());
+        // A wait of zero has passed, and the API has denied the request.
+        if let Some(wait) = stated.wait.filter(|wait| stated.is_denial && !wait.is_zero()) {
+            return obeys_waits.then_some(wait.min(max_wait));
         }
         let slot = check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS);
         let (denials, ends_at) = &mut self.backoffs.lock()[slot];
