@@ -64,7 +64,7 @@ pub(crate) struct DenyCache {
 type Entries = Arc<[(Policy, CachedPair)]>;
 
 /// One of the entries of a pair.
-pub(super) struct Entry {
+pub(super) struct CachedEntry {
     all: Entries,
     index: usize,
 }
@@ -102,7 +102,7 @@ struct Stripe {
 /// A pair with a cached denial.
 pub(super) struct Denied<'a> {
     pair: &'a Pair,
-    pub(super) entry: Entry,
+    pub(super) entry: CachedEntry,
     pub(super) found: Found,
 }
 
@@ -195,8 +195,9 @@ impl DenyCache {
         let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::new(&pair.key, &pair.policy);
         let is_later = |entry: &CachedPair| !decision.is_divided() && entry.newest.at < decision.at_micros();
-        let contradicts =
-            |entry: Entry| (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some();
+        let contradicts = |entry: CachedEntry| {
+            (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
+        };
         if self.entry(&pair_key).is_some_and(contradicts) {
             self.replace(&pair_key, CachedPair::invalidated);
         }
@@ -232,10 +233,10 @@ impl DenyCache {
     }
 
     /// Returns the entry of a pair under the rate, the zone and the anchor of its policy.
-    fn entry(&self, pair_key: &PairKey) -> Option<Entry> {
+    fn entry(&self, pair_key: &PairKey) -> Option<CachedEntry> {
         let (all, own) = (self.entries.get(pair_key)?, pair_key.policy().algorithm());
         let index = all.iter().position(|(policy, _)| policy.algorithm() == own)?;
-        Some(Entry { all, index })
+        Some(CachedEntry { all, index })
     }
 
     /// Inserts the entry of a pair beside those under other rates, zones and anchors. The caller holds the lock of the pair.
@@ -309,7 +310,7 @@ impl DenyCache {
     }
 }
 
-impl Deref for Entry {
+impl Deref for CachedEntry {
     type Target = CachedPair;
 
     fn deref(&self) -> &CachedPair {
