@@ -105,7 +105,7 @@ pub(super) fn add_draft_7(headers: &mut HeaderMap, decision: &Decision) {
         let mut fields = DictSerializer::new();
         let _ = fields.bare_item(KeyRef::constant("limit"), status.policy().quota_units());
         let _ = fields.bare_item(KeyRef::constant("remaining"), status.remaining());
-        let reset = whole_seconds(status.reset_after()).try_into().unwrap_or(u32::MAX);
+        let reset = whole_seconds(reset(status)).try_into().unwrap_or(u32::MAX);
         let _ = fields.bare_item(KeyRef::constant("reset"), reset);
         if let Some(value) = fields.finish().and_then(|fields| HeaderValue::try_from(fields).ok()) {
             headers.insert(RATELIMIT, value);
@@ -118,7 +118,7 @@ pub(super) fn add_draft_7(headers: &mut HeaderMap, decision: &Decision) {
 /// revision.
 pub(super) fn add_draft_6(headers: &mut HeaderMap, decision: &Decision) {
     if let Some(status) = most_limiting(decision) {
-        add_unless_smaller(headers, DRAFT_6, status, whole_seconds(status.reset_after()).into());
+        add_unless_smaller(headers, DRAFT_6, status, whole_seconds(reset(status)).into());
     }
     add_quota_policies(headers, decision);
 }
@@ -152,6 +152,14 @@ fn most_limiting(decision: &Decision) -> Option<&Status> {
     decision.shown_statuses().max_by_key(limits_most)
 }
 
+/// Returns the time until nothing is used, and of a denial at least its wait: otherwise, a policy in flight would state 0.
+fn reset(status: &Status) -> Duration {
+    match status.stated_wait() {
+        Wait::For(wait) => wait.max(status.reset_after()),
+        Wait::Unknown | Wait::Never => status.reset_after(),
+    }
+}
+
 /// Returns the lines of any decision. A line without members is `None`.
 fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
     let (mut policies, mut limits) = (Line::new(), Line::new());
@@ -165,7 +173,7 @@ fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
 /// until nothing is used.
 pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, now: Duration) {
     if let Some(status) = most_limiting(decision) {
-        let reset = whole_seconds(now.saturating_add(status.reset_after()));
+        let reset = whole_seconds(now.saturating_add(reset(status)));
         add_unless_smaller(headers, LEGACY, status, reset.into());
     }
 }
@@ -176,7 +184,7 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
         let name = |part: &str| {
             HeaderName::from_bytes(format!("x-ratelimit-{part}-{}", status.policy().name()).as_bytes())
         };
-        let Ok(reset) = HeaderValue::try_from(duration(status.reset_after())) else { continue };
+        let Ok(reset) = HeaderValue::try_from(duration(reset(status))) else { continue };
         if let (Ok(limit), Ok(remaining), Ok(name)) = (name("limit"), name("remaining"), name("reset")) {
             add_unless_smaller(headers, [limit, remaining, name], status, reset);
         }
@@ -187,9 +195,13 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
 pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, settings: RetryAfter) {
     let Wait::For(wait) = decision.retry_after() else { return };
     let wait = wait.saturating_add(random_up_to(settings.max_jitter));
-    set_if_larger(headers, RETRY_AFTER, whole_seconds(wait));
+    let seconds = whole_seconds(wait);
+    set_if_larger(headers, RETRY_AFTER, seconds);
     if settings.states_millis {
-        set_if_larger(headers, RETRY_AFTER_MS, whole_millis(wait));
+        // If the response has a longer wait, both fields state it.
+        let longer = number(headers, &RETRY_AFTER).filter(|stated| *stated > seconds);
+        let millis = longer.map_or_else(|| whole_millis(wait), |seconds| seconds.saturating_mul(1_000));
+        set_if_larger(headers, RETRY_AFTER_MS, millis);
     }
 }
 
@@ -420,16 +432,17 @@ mod tests {
         let running = Pair::new(PartitionKey::new("user", "a"), running, 1);
         let running = Status::new(&running, 0, Wait::Unknown, Duration::ZERO, Duration::ZERO);
         let daily = status("daily", SECOND, 0, Wait::For(7 * SECOND), 7 * SECOND);
-        let decision = Decision::new(0, [daily, running]);
-        let mut headers = HeaderMap::new();
-        add_draft_7(&mut headers, &decision);
-        add_draft_6(&mut headers, &decision);
-        add_legacy(&mut headers, &decision, Duration::ZERO);
-        assert_eq!(headers[&RATELIMIT], "limit=10, remaining=0, reset=7");
-        assert_eq!(
-            (&headers[&DRAFT_6[2]], &headers[&LEGACY[2]]),
-            (&"7".parse().unwrap(), &"7".parse().unwrap())
-        );
+        let statuses = [(vec![daily, running.clone()], 10, "7"), (vec![running], 5, "1")];
+        for (statuses, limit, reset) in statuses {
+            let decision = Decision::new(0, statuses);
+            let mut headers = HeaderMap::new();
+            add_draft_7(&mut headers, &decision);
+            add_draft_6(&mut headers, &decision);
+            add_legacy(&mut headers, &decision, Duration::ZERO);
+            let dictionary = format!("limit={limit}, remaining=0, reset={reset}");
+            assert_eq!(headers[&RATELIMIT], dictionary);
+            assert_eq!([&headers[&DRAFT_6[2]], &headers[&LEGACY[2]]], [reset, reset]);
+        }
     }
 
     #[test]

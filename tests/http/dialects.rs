@@ -360,6 +360,22 @@ async fn retry_after_ms_states_same_wait_in_milliseconds() {
         assert!((1_501..=11_501).contains(&millis), "{answer:?}");
         assert_eq!(seconds, millis.div_ceil(1_000), "{answer:?}");
     }
+    // A longer wait that the response has already holds for both fields.
+    let longer = RateLimitLayer::builder(FakeBackend::denying(wait))
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .rejection(|rejection, _| {
+            Response::builder()
+                .header("retry-after", "60")
+                .body(rejection.client_text().into_owned())
+                .unwrap()
+        })
+        .retry_after_ms();
+    let answer = serve(longer).await.get("/", &[ALICE]).await;
+    assert_eq!(
+        ["retry-after", "retry-after-ms"].map(|name| answer.header(name)),
+        [Some("60"), Some("60000")]
+    );
     let default = serve(builder()).await;
     for _ in 0..3 {
         assert_eq!(default.get("/", &[ALICE]).await.header("retry-after-ms"), None, "only on request");
