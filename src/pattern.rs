@@ -2,7 +2,10 @@
 
 use crate::error::ConfigError;
 
-/// A pattern that begins with `/` and has no segment in the syntax of axum 0.7.
+/// The largest number of parameters in a pattern.
+const MAX_PARAMETERS: usize = 25;
+
+/// A pattern that begins with `/`, has no segment in the syntax of axum 0.7, and has not too many parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Pattern<'a>(&'a str);
 
@@ -17,6 +20,10 @@ impl<'a> Pattern<'a> {
                 return Err(pattern
                     .error(format!("segment {segment:?} has the syntax of axum 0.7: write `{syntax}`")));
             }
+        }
+        // `matchit` panics with more.
+        if route.replace("{{", "").matches('{').count() > MAX_PARAMETERS {
+            return Err(pattern.error(format!("it must have at most {MAX_PARAMETERS} parameters")));
         }
         Ok(pattern)
     }

@@ -64,7 +64,8 @@ impl RouteCosts {
     /// # Errors
     ///
     /// Returns [`ConfigError::InvalidRoute`] unless the route begins with `/` and has no segment that begins with `:` or `*`, which
-    /// is the syntax of axum 0.7; or if its cost is already set, if it cannot be parsed, or if it conflicts with an earlier route.
+    /// is the syntax of axum 0.7; or if it has more than 25 parameters, if its cost is already set, if it cannot be parsed, or if it
+    /// conflicts with an earlier route.
     pub fn route(self, route: &str, cost: impl CostFunction) -> Result<Self, ConfigError> {
         self.with(None, route, Arc::new(cost))
     }
@@ -272,6 +273,11 @@ mod tests {
             assert!(matches!(error, ConfigError::InvalidRoute { .. }), "{error:?}");
             assert_eq!(error.to_string(), format!("route {route:?}: {reason}"));
         }
+        // The most that `matchit` can count.
+        let route = |parameters| (0..parameters).map(|i| format!("/{{p{i}}}")).collect::<String>();
+        assert!(costs.clone().route(&route(25), 3).is_ok());
+        let error = costs.clone().route(&route(26), 3).unwrap_err().to_string();
+        assert!(error.ends_with("it must have at most 25 parameters"), "{error}");
         let error = costs.get("/a/{x}", 1).unwrap().get("/a/{x}", 1).unwrap_err();
         assert_eq!(error.to_string(), r#"route "/a/{x}": its cost for GET is set twice"#);
         for (service, method) in [("", "List"), ("shop.Orders", ""), ("shop/Orders", "List"), ("a", "{x}")] {
