@@ -169,8 +169,8 @@ fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
     (value(policies), value(limits))
 }
 
-/// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
-/// until nothing is used.
+/// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `now` is added to the
+/// reset.
 pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, now: Duration) {
     if let Some(status) = most_limiting(decision) {
         let reset = whole_seconds(now.saturating_add(reset(status)));
@@ -200,8 +200,14 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, sett
     if settings.states_millis {
         // If the response has a longer wait, both fields state it.
         let longer = number(headers, &RETRY_AFTER).filter(|stated| *stated > seconds);
-        let millis = longer.map_or_else(|| whole_millis(wait), |seconds| seconds.saturating_mul(1_000));
-        set_if_larger(headers, RETRY_AFTER_MS, millis);
+        let is_stated = |seconds| {
+            number(headers, &RETRY_AFTER_MS).is_some_and(|millis| millis.div_ceil(1_000) >= seconds)
+        };
+        match longer {
+            Some(seconds) if is_stated(seconds) => {}
+            Some(seconds) => set_if_larger(headers, RETRY_AFTER_MS, seconds.saturating_mul(1_000)),
+            None => set_if_larger(headers, RETRY_AFTER_MS, whole_millis(wait)),
+        }
     }
 }
 

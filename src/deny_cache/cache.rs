@@ -245,7 +245,7 @@ impl DenyCache {
         let others = stored.iter().flat_map(|entries| entries.iter());
         let mut entries: Vec<_> =
             others.filter(|(policy, _)| policy.algorithm() != own.algorithm()).cloned().collect();
-        if entries.len() == MAX_OTHERS {
+        if entries.len() > MAX_OTHERS {
             entries.remove(0);
         }
         entries.push((own, entry));

@@ -37,7 +37,7 @@ type CacheMicros = u64;
 ///
 /// The cache keeps the waits of 32 costs for each pair. A wait holds only under its own rate, zone and anchor, so those of the last five of
 /// them are kept apart. If a check is denied and the wait of its cost is not known, the limiter
-/// asks the store, at most four times per second and pair, or per `max_age` if that is shorter. Beyond that rate, the cached denial
+/// asks the store, at most four times per second, pair and rate, or per `max_age` if that is shorter. Beyond that rate, the cached denial
 /// has the longest wait that is known for a smaller cost. With such a wait, a client may retry too early and be rejected again.
 /// Only a check that is not known to be denied is always sent.
 ///
@@ -45,7 +45,7 @@ type CacheMicros = u64;
 ///
 /// A cached denial may be wrong, for at most `max_age`, if *another* process refunded units or reset the key, if the store lost
 /// its keys, for example in a failover, or if the clock of the store was stepped. Settlements and resets of this process
-/// invalidate the entries of all its limiters at once, under every quota and rate. An admission by the store invalidates that of its limiter. A settlement or a reset without an answer may be applied
+/// invalidate the entries of all its limiters at once, under every quota and rate. An admission by the store invalidates those of its limiter. A settlement or a reset without an answer may be applied
 /// later; then, too, the denial is wrong for at most `max_age`. A changed quota takes effect at once.
 ///
 /// A denial of one cost confirms the waits of all other costs, if it proves that no units were returned: the usage has not fallen
@@ -60,8 +60,8 @@ type CacheMicros = u64;
 ///
 /// # Memory
 ///
-/// 7 kB before the first denial, and then at most 640 bytes times `max_entries`: 42 MB by default. An entry takes some 350 bytes. One
-/// with a long key or many costs takes up to 2 kB, and counts as up to four. Only denied pairs have entries. At `max_entries`, the entries
+/// 7 kB before the first denial, and then at most 640 bytes times `max_entries`: 42 MB by default. With fewer than 32 entries, pairs of several rates may take more. An entry takes some 350 bytes. One
+/// with a long key or many costs takes up to 2 kB, and counts as up to four; with several rates, as many times as much. Only denied pairs have entries. At `max_entries`, the entries
 /// that are used least are evicted: other pairs that are denied once evict an entry only if they take half of the room. Entries that
 /// grow, because many costs of their pairs are denied, may take the other half.
 ///

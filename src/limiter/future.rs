@@ -19,8 +19,8 @@ pub struct LimiterFuture<T>(pub(crate) NowOrLater<T>);
 
 impl<T> LimiterFuture<T> {
     /// Returns the result without a runtime, if the limiter has it: if the backend answers at once, as a memory does, or if this process
-    /// answers without the store. With any backend, returns the future of [`wait`](crate::Limiter::wait) and
-    /// [`settle_token`](crate::Limiter::settle_token), and that of [`learn`](crate::Limiter::learn) if the store must change.
+    /// answers without the store. With any backend, a request that waits, [`settle_token`](crate::Limiter::settle_token), and
+    /// [`learn`](crate::Limiter::learn) if the store must change, return the future.
     ///
     /// ```
     /// use std::time::Duration;

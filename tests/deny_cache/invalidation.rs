@@ -1,6 +1,6 @@
 //! Invalidation: refunds and resets invalidate cached denials.
 
-use tokio::time::sleep;
+use tokio::time::{advance, sleep};
 use tower_sliding_window::{Policies, Policy, Reservation, backend::Pair, policy::Rate, settle::Settled};
 
 use super::{Fault, MINUTE, SECOND, TICK, ZERO, alice, check, policy, remote, ten, user};
@@ -71,6 +71,48 @@ async fn change_of_usage_invalidates_denials_of_every_rate() {
             assert!(!is_cached(class).await, "class {class}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_under_one_rate_changes_denials_of_others() {
+    let (remote, limiter) = remote();
+    let bucket = Policy::token_bucket("bucket", 10, Rate::new(1, MINUTE)).unwrap();
+    let half = bucket.clone().headroom(50).unwrap();
+    let ask = async |policy: &Policy, cost| {
+        limiter.check([Pair::new(alice(), policy.clone(), cost)]).await.unwrap()
+    };
+    assert!(ask(&bucket, 9).await.is_admitted());
+    assert!(!ask(&half, 1).await.is_cached());
+    assert!(ask(&half, 1).await.is_cached());
+    assert!(ask(&bucket, 1).await.is_admitted());
+    assert!(!ask(&bucket, 1).await.is_cached());
+    advance(SECOND / 2).await;
+    assert!(!ask(&half, 1).await.is_cached(), "its wait is longer after the charge");
+    assert!(ask(&half, 1).await.is_cached());
+    remote.reset_by_other_process(std::slice::from_ref(&bucket)).await;
+    assert!(ask(&bucket, 1).await.is_cached());
+    advance(SECOND * 2 / 5).await;
+    assert!(ask(&bucket, 1).await.is_admitted(), "a refresh");
+    assert!(ask(&half, 1).await.is_admitted(), "the refresh has shown that units were returned");
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_are_known_under_five_rates() {
+    let (_remote, limiter) = remote();
+    let under = |minutes| {
+        let bucket = Policy::token_bucket("bucket", 10, Rate::new(1, minutes * MINUTE)).unwrap();
+        [Pair::new(alice(), bucket, 10)]
+    };
+    assert!(limiter.check(under(1)).await.unwrap().is_admitted());
+    let is_cached = async |minutes| limiter.check(under(minutes)).await.unwrap().is_cached();
+    for minutes in 1..=5 {
+        assert!(!is_cached(minutes).await, "{minutes}");
+    }
+    for minutes in 1..=5 {
+        assert!(is_cached(minutes).await, "{minutes}");
+    }
+    assert!(!is_cached(6).await);
+    assert!(is_cached(2).await && !is_cached(1).await, "the sixth has replaced the first");
 }
 
 #[tokio::test(start_paused = true)]

@@ -361,21 +361,23 @@ async fn retry_after_ms_states_same_wait_in_milliseconds() {
         assert_eq!(seconds, millis.div_ceil(1_000), "{answer:?}");
     }
     // A longer wait that the response has already holds for both fields.
-    let longer = RateLimitLayer::builder(FakeBackend::denying(wait))
-        .policy(policy("ten", 10, MINUTE))
-        .key(api_key())
-        .rejection(|rejection, _| {
-            Response::builder()
-                .header("retry-after", "60")
-                .body(rejection.client_text().into_owned())
-                .unwrap()
-        })
-        .retry_after_ms();
-    let answer = serve(longer).await.get("/", &[ALICE]).await;
-    assert_eq!(
-        ["retry-after", "retry-after-ms"].map(|name| answer.header(name)),
-        [Some("60"), Some("60000")]
-    );
+    for (stated, millis) in [(None, "60000"), (Some("59500"), "59500"), (Some("2000"), "60000")] {
+        let longer = RateLimitLayer::builder(FakeBackend::denying(wait))
+            .policy(policy("ten", 10, MINUTE))
+            .key(api_key())
+            .rejection(move |rejection, _| {
+                let mut response = Response::new(rejection.client_text().into_owned());
+                response.headers_mut().insert("retry-after", HeaderValue::from_static("60"));
+                if let Some(millis) = stated {
+                    response.headers_mut().insert("retry-after-ms", HeaderValue::from_static(millis));
+                }
+                response
+            })
+            .retry_after_ms();
+        let answer = serve(longer).await.get("/", &[ALICE]).await;
+        let waits = (answer.header("retry-after"), answer.header("retry-after-ms"));
+        assert_eq!(waits, (Some("60"), Some(millis)), "{answer:?}");
+    }
     let default = serve(builder()).await;
     for _ in 0..3 {
         assert_eq!(default.get("/", &[ALICE]).await.header("retry-after-ms"), None, "only on request");

@@ -11,7 +11,7 @@ use crate::{
     limiters::Bare,
     report::Report,
     runtime,
-    server::{Engine, Server},
+    server::Server,
     server_figures::{flush, info, info_text},
     services::visit,
     subject::Subject,
@@ -46,19 +46,18 @@ pub fn in_memory(report: &mut Report) -> Result<(), Box<dyn Error>> {
 }
 
 /// Counts the bytes of Redis, and those of Valkey, which stores a key, its name and a short value in one allocation.
-pub fn on_servers(redis: &Server, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let valkey = Server::start(Engine::Valkey);
+pub fn on_servers(redis: &Server, valkey: &Server, report: &mut Report) -> Result<(), Box<dyn Error>> {
     report.subsection(
         "Bytes of a key in Redis and Valkey",
         &format!(
             "One admitted request for each of 10,000 keys, with a quota that returns after an hour: the growth of `used_memory`. With three \
              policies, each subject stores three keys. Valkey {} stores the value of a short string beside its key.",
-            info_text(&valkey, "valkey_version")?
+            info_text(valkey, "valkey_version")?
         ),
     );
     let subjects: Vec<_> =
         Subject::ON_REDIS.into_iter().filter(|subject| !subject.is_without_deny_cache()).collect();
-    for (name, server) in [("Redis", redis), ("Valkey", &valkey)] {
+    for (name, server) in [("Redis", redis), ("Valkey", valkey)] {
         let measure = |subject: Subject| Ok([grown(server, subject, 1)?, grown(server, subject, 3)?]);
         let rows = table(&subjects, name, report, measure)?;
         report.text(&markdown(&[name, HEADING[1], HEADING[2]], &rows));

@@ -4,7 +4,7 @@
 //! cd benches/peers && cargo run --release --ignore-rust-version
 //! ```
 //!
-//! It needs `redis-server` and valgrind (`tests/run` gets the first), starts its own server, and writes `benches/RESULTS.md` and the
+//! It needs `redis-server`, `valkey-server` and valgrind (`tests/run` gets the servers), starts its own servers, and writes `benches/RESULTS.md` and the
 //! charts beside it. `-- quick` measures one round and prints the tables only; `-- quick redis costs` does so for the parts that are
 //! named, of `memory`, `alone`, `redis`, `costs`, `bytes` and `tokens`. One of the other crates states a newer Rust than it needs, hence the
 //! option.
@@ -45,6 +45,8 @@ use server::{Engine, Server};
 /// What every part needs.
 pub struct Context {
     server: Server,
+    /// Only its bytes are measured.
+    valkey: Server,
     rounds: usize,
 }
 
@@ -65,7 +67,7 @@ const PARTS: [(&str, Part); 6] = [
     ("bytes", |context, report| {
         report.section("Memory", "What a key takes that has sent one request.");
         bytes::in_memory(report)?;
-        bytes::on_servers(&context.server, report)
+        bytes::on_servers(&context.server, &context.valkey, report)
     }),
     ("tokens", token_bucket::measure),
 ];
@@ -80,7 +82,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let is_quick = is_named("quick");
     let is_complete = !is_quick || !PARTS.iter().any(|(name, _)| is_named(name));
     let rounds = if is_quick { 1 } else { 5 };
-    let context = Context { server: Server::with_options(Engine::Redis, &["--io-threads", "1"]), rounds };
+    let server = Server::with_options(Engine::Redis, &["--io-threads", "1"]);
+    let context = Context { server, valkey: Server::start(Engine::Valkey), rounds };
     let introduction = introduction(rounds)?;
     println!("{introduction}");
     let mut report = Report::default();

@@ -22,7 +22,7 @@ pub struct ServerProblem {
 pub enum ServerProblemKind {
     /// The Redis user may not call this command, which every check may need.
     MissingPermission(&'static str),
-    /// The Redis user may not call this command, which sliding logs and sliding buckets do not need.
+    /// The Redis user may not call this command, which checks of sliding logs and sliding buckets do not need.
     /// [`RedisBackend`](crate::RedisBackend#permissions) lists what needs it. This is a warning.
     MissingOptionalPermission(&'static str),
     /// The server does not know this command: it is disabled or renamed, a proxy does not support it, or the module of the
@@ -67,7 +67,7 @@ impl fmt::Display for ServerProblemKind {
             }
             Self::MissingOptionalPermission(command) => write!(
                 f,
-                "the user lacks permission for {} (NOPERM), so all policies but sliding logs and sliding buckets may fail; add +{command}",
+                "the user lacks permission for {} (NOPERM), so all but checks of sliding logs and sliding buckets may fail; add +{command}",
                 command.to_ascii_uppercase()
             ),
             Self::MissingCommand(command) => {

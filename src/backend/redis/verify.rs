@@ -53,7 +53,7 @@ impl RedisBackend {
     /// | problem | needs | result |
     /// | --- | --- | --- |
     /// | a missing permission: each one is named | | error |
-    /// | a missing permission that sliding logs and sliding buckets do not need | | warning |
+    /// | a missing permission that checks of sliding logs and sliding buckets do not need | | warning |
     /// | a command that the server does not know: each one is named | | error |
     /// | a server that does not answer, is out of memory or loads its data | | error |
     /// | a replica, also one that accepts writes | Redis 6, or `+info` | error |
