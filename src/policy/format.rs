@@ -299,8 +299,10 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
                 let Ok(units) = form.up_to.try_into() else {
                     let (given, max) = (form.up_to, u32::MAX);
-                    let text = format_args!("lease of {given} units: it must be 1 to {max} quota units");
-                    return Err(self.fields.error(text));
+                    let error = self
+                        .fields
+                        .error(format_args!("lease of {given} units: it must be 1 to {max} quota units"));
+                    return Err(error);
                 };
                 let lease = Lease::up_to(units);
                 self.fields.lease = Some(if form.ahead { lease.ahead() } else { lease });
