@@ -45,8 +45,9 @@ type CacheMicros = u64;
 ///
 /// A cached denial may be wrong, for at most `max_age`, if *another* process refunded units or reset the key, if the store lost
 /// its keys, for example in a failover, or if the clock of the store was stepped. Settlements and resets of this process
-/// invalidate the entries of all its limiters at once, under every quota and rate. An admission by the store invalidates those of its limiter. A settlement or a reset without an answer may be applied
-/// later; then, too, the denial is wrong for at most `max_age`. A changed quota takes effect at once.
+/// invalidate the entries of all its limiters at once, under every quota and rate. An admission by the store invalidates those of its
+/// limiter. A settlement or a reset without an answer may be applied later; then, too, the denial is wrong for at most `max_age`. A changed
+/// quota takes effect at once.
 ///
 /// A denial of one cost confirms the waits of all other costs, if it proves that no units were returned: the usage has not fallen
 /// early. Therefore one check per `max_age` is enough for many costs. While the usage is not below the quota, the store's answer
@@ -60,10 +61,11 @@ type CacheMicros = u64;
 ///
 /// # Memory
 ///
-/// 7 kB before the first denial, and then at most 640 bytes times `max_entries`: 42 MB by default. With fewer than 32 entries, pairs of several rates may take more. An entry takes some 350 bytes. One
-/// with a long key or many costs takes up to 2 kB, and counts as up to four; with several rates, as many times as much. Only denied pairs have entries. At `max_entries`, the entries
-/// that are used least are evicted: other pairs that are denied once evict an entry only if they take half of the room. Entries that
-/// grow, because many costs of their pairs are denied, may take the other half.
+/// 7 kB before the first denial, and then at most 640 bytes times `max_entries`: 42 MB by default. With fewer than 32 entries, pairs of
+/// several rates may take more. An entry takes some 350 bytes. One with a long key or many costs takes up to 2 kB, and counts as up to
+/// four; with several rates, as many times as much. Only denied pairs have entries. At `max_entries`, the entries that are used least are
+/// evicted: other pairs that are denied once evict an entry only if they take half of the room. Entries that grow, because many costs of
+/// their pairs are denied, may take the other half.
 ///
 /// # Known denials in an outage
 ///

@@ -24,8 +24,8 @@ pub(crate) struct Learner {
     pub(crate) tasks: watch::Sender<()>,
 }
 
-/// The number of denials without a wait or with one of zero, and the instant at which the last wait ends, in microseconds of the clock of the store. A denial
-/// of a request that was admitted until then does not count.
+/// The number of denials without a wait or with one of zero, and the instant at which the last wait ends, in microseconds of the clock of
+/// the store. A denial of a request that was admitted until then does not count.
 type Backoff = (u32, u64);
 
 impl Learner {

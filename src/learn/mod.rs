@@ -30,8 +30,8 @@ pub struct Learning {
     pub obeys_waits: bool,
     /// Whether a stated remaining quota that is smaller than that of the store raises the usage in the store.
     pub obeys_quotas: bool,
-    /// Whether a denial without a wait, or with one of zero, blocks the gates of its request: for half a second to a second at first, up to twice as long after
-    /// each further denial, and at most [`max_wait`](Self::max_wait).
+    /// Whether a denial without a wait, or with one of zero, blocks the gates of its request: for half a second to a second at first, up to
+    /// twice as long after each further denial, and at most [`max_wait`](Self::max_wait).
     pub backs_off: bool,
     /// The longest time for which an answer blocks: 10 ms to 366 days. The default is [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT).
     pub max_wait: Duration,

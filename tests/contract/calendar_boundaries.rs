@@ -183,7 +183,8 @@ fn end_of_table_is_no_change_of_clocks() {
     assert_eq!(wrong, 0);
 }
 
-/// Another crate may make the database of the system that of `jiff`. It is read once, so this test runs itself again, in a process of its own.
+/// Another crate may make the database of the system that of `jiff`. It is read once, so this test runs itself again, in a process of its
+/// own.
 #[test]
 fn zone_ignores_database_of_system() {
     const DATABASE: &str = "TZDIR";

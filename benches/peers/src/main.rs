@@ -4,10 +4,10 @@
 //! cd benches/peers && cargo run --release --ignore-rust-version
 //! ```
 //!
-//! It needs `redis-server`, `valkey-server` and valgrind (`tests/run` gets the servers), starts its own servers, and writes `benches/RESULTS.md` and the
-//! charts beside it. `-- quick` measures one round and prints the tables only; `-- quick redis costs` does so for the parts that are
-//! named, of `memory`, `alone`, `redis`, `costs`, `bytes` and `tokens`. One of the other crates states a newer Rust than it needs, hence the
-//! option.
+//! It needs `redis-server`, `valkey-server` and valgrind (`tests/run` gets the servers), starts its own servers, and writes
+//! `benches/RESULTS.md` and the charts beside it. `-- quick` measures one round and prints the tables only; `-- quick redis costs` does so
+//! for the parts that are named, of `memory`, `alone`, `redis`, `costs`, `bytes` and `tokens`. One of the other crates states a newer Rust
+//! than it needs, hence the option.
 
 use std::{env, error::Error, fs, path::Path, process::Command};
 
