@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    plan::{NODES, Phase, Plan, SHARDS, Step},
+    plan::{Lie, NODES, Phase, Plan, SHARDS, Step},
     record::{Entry, Event},
     rules::RECOVERY,
     run::slot_of_route,
@@ -19,6 +19,8 @@ pub struct Health {
     promoted: Vec<(Duration, usize, usize)>,
     latencies: Vec<[Duration; NODES]>,
     stopped: Vec<(Duration, usize)>,
+    /// The times in which a node reported that another node, which does not exist, has the slots of node 1.
+    lies: Vec<(Duration, Duration)>,
 }
 
 struct Fault {
@@ -46,6 +48,7 @@ impl Health {
             promoted: Vec::new(),
             latencies,
             stopped: Vec::new(),
+            lies: Vec::new(),
         };
         for Entry { at, event } in entries {
             match event {
@@ -95,6 +98,11 @@ impl Health {
                     self.moved.push((at, slot, shard));
                 }
             }
+            Step::Lie(lying, Lie::MissingNode) => {
+                let ends = |(end, step): &&(Duration, Step)| *end > at && *step == Step::EndLie(lying);
+                let end = plan.steps.iter().find(ends).map_or(Duration::MAX, |(at, _)| *at);
+                self.lies.push((at, end));
+            }
             Step::Migrate { .. } | Step::Failover(_) | Step::Lie(..) | Step::EndLie(_) => {}
         }
     }
@@ -115,6 +123,10 @@ impl Health {
     fn owner(&self, slot: u16, at: Duration) -> usize {
         let moved = self.moved.iter().rfind(|(since, of, _)| *since <= at && *of == slot);
         let shard = moved.map_or(usize::from(slot) * SHARDS / 16_384, |(_, _, shard)| *shard);
+        self.primary(shard, at)
+    }
+
+    fn primary(&self, shard: usize, at: Duration) -> usize {
         let promoted = self.promoted.iter().rfind(|(since, of, _)| *since <= at && *of == shard);
         promoted.map_or(shard, |(_, _, node)| *node)
     }
@@ -148,6 +160,15 @@ impl Health {
         arrived < end && !self.has_fault(client, node, None, begin, arrived)
     }
 
+    /// Returns whether a report that a node does not exist may be the only one that reached the client: both other primaries had
+    /// a fault.
+    fn may_believe_lie(&self, client: usize, node: usize, at: Duration) -> bool {
+        let begin = at.saturating_sub(RECOVERY);
+        let is_told = self.lies.iter().any(|(from, to)| (*from..=*to + SLACK).contains(&at));
+        let is_seen = |other| !self.has_fault(client, self.primary(other, at), None, begin, at);
+        node == 1 && is_told && !(0..SHARDS).filter(|shard| *shard != 1).any(is_seen)
+    }
+
     /// Returns whether a client has no reason to drop a connection that existed in this time: no message was lost, and all held
     /// messages had arrived.
     pub fn keeps_connection(
@@ -165,12 +186,10 @@ impl Health {
             What::Slot(_) => false,
         };
         let mut faults = self.faults.iter().filter(concerns);
-        let is_owner = (0..SHARDS).any(|shard| {
-            let at = |at| self.promoted.iter().rfind(|(since, of, _)| *since <= at && *of == shard);
-            at(from).map_or(shard, |(_, _, node)| *node) == node
-        });
+        let is_owner = (0..SHARDS).any(|shard| self.primary(shard, from) == node);
         is_running
             && is_owner
+            && !self.may_believe_lie(client, node, to)
             && faults.all(|fault| {
                 let is_over = fault.to + held <= to && !fault.loses_messages;
                 fault.from > to || fault.to < from || is_over

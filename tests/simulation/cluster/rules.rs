@@ -78,6 +78,8 @@ pub const RECOVERY: Duration = Duration::from_millis(2_500);
 
 /// The time after which replies that were held have arrived.
 const HELD: Duration = Duration::from_millis(250);
+/// The longest time of a settlement or a rollback.
+const MAX_SETTLEMENT: Duration = Duration::from_secs(5);
 
 /// A younger connection may be one of two that were opened at the same time.
 const ESTABLISHED: Duration = Duration::from_millis(250);
@@ -438,6 +440,15 @@ fn check_peeks(events: &Events, report: &mut Report<'_>) {
     let mut by_end: Vec<_> =
         events.outcomes.iter().map(|(id, (end, outcome))| (*end, *id, *outcome)).collect();
     by_end.sort_by_key(|(end, id, _)| (*end, *id));
+    // After a cancelled check, the process no longer trusts what it knows of any of its pairs. The nodes show only the rollbacks
+    // of those that were charged.
+    let cancelled: Vec<_> = by_end
+        .iter()
+        .filter(|(_, id, outcome)| {
+            matches!(outcome, Outcome::Cancelled) && events.charges(*id).next().is_some()
+        })
+        .map(|(end, id, _)| (*id, *end))
+        .collect();
     let mut by_end = by_end.into_iter().peekable();
     for (id, (at, started)) in by_start(&events.started) {
         while let Some((end, other, outcome)) = by_end.next_if(|(end, ..)| *end + SLACK <= at) {
@@ -462,6 +473,10 @@ fn check_peeks(events: &Events, report: &mut Report<'_>) {
                 let is_changed = |from: Duration| {
                     events.refunds.iter().any(|((id, of), refunds)| {
                         of == slot && own(id) && refunds.iter().any(|refund| refund.at + DEADLINE >= from)
+                    }) || cancelled.iter().any(|(id, end)| {
+                        let is_of_slot =
+                            events.started.get(id).is_some_and(|(_, other)| other.slots.contains(slot));
+                        is_of_slot && own(id) && *end <= at && *end + MAX_SETTLEMENT >= from
                     }) || events.resets.iter().any(|(reset, of)| of == slot && *reset + DEADLINE >= from)
                 };
                 *cost <= started.cost && at + SLACK < *decided + max_age && !is_changed(*decided)
