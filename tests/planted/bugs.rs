@@ -100,7 +100,7 @@ pub const BUGS: &[Bug] = &[
         rule: "AllOrNothing",
         changes: &[(
             CROSS_SLOT,
-            "let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;",
+            "let pairs: Vec<usize> = (0..refund.pairs().len()).collect();",
             "if PLANTED {
                  // As a rollback that waits behind the settlements of others, and is dropped.
                  let mut in_progress = rollback.rollbacks.in_progress.lock();
@@ -109,7 +109,7 @@ pub const BUGS: &[Bug] = &[
                      return;
                  }
              }
-             let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;",
+             let pairs: Vec<usize> = (0..refund.pairs().len()).collect();",
         )],
     },
     Bug {

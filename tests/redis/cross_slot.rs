@@ -16,7 +16,7 @@ use http::{Request, StatusCode};
 use tokio::time::{interval, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
+    Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, Rejection,
     backend::{Backend, Check, Pair, Reason},
     header, limit,
     outage::{Breaker, BreakerState, DenyCacheConfig},
@@ -834,5 +834,57 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         if !is_killed {
             cluster.nodes[1].signal(libc::SIGCONT);
         }
+    }
+}
+
+/// The node of a pair that was denied hangs.
+#[tokio::test]
+async fn known_denial_outlives_hung_slot() {
+    let cluster = cluster_rows::cluster();
+    let backend = backend(&cluster).await;
+    let (own, shared) = (policy("own", 1, HOUR), policy("shared", 100, HOUR));
+    let node = 1;
+    let (denied, other) = (keys_on("user", node).next().unwrap(), keys_on("tenant", 0).next().unwrap());
+    for rule in [OutageRule::FailOpen, OutageRule::FailClosed] {
+        cluster.flush();
+        let max_age = Duration::from_millis(20);
+        let limiter = Limiter::builder(backend.clone()).without_policies().outage(rule).breaker(None);
+        let limiter =
+            limiter.deny_cache(DenyCacheConfig::new(max_age, 1_000)).deadline(SECOND).build().unwrap();
+        let both = || [pair(&other, &shared, 1), pair(&denied, &own, 1)];
+        assert!(limiter.check([pair(&denied, &own, 1)]).await.unwrap().is_admitted());
+        assert!(!limiter.check([pair(&denied, &own, 1)]).await.unwrap().is_admitted());
+        sleep(2 * max_age).await;
+        cluster.nodes[node].signal(libc::SIGSTOP);
+        let outcomes = [limiter.admit(both()).await, limiter.admit([pair(&denied, &own, 1)]).await];
+        cluster.nodes[node].signal(libc::SIGCONT);
+        for outcome in outcomes {
+            assert!(
+                matches!(&outcome, Err(Rejection::Denied(denied)) if denied.is_cached()),
+                "{rule:?}: {outcome:?}"
+            );
+        }
+        limiter.drain().await;
+        assert_eq!(used(&patient(&backend), &other, &shared).await, 0, "the healthy slot is rolled back");
+    }
+}
+
+/// A call of four pairs is as long as a call may take.
+#[tokio::test]
+async fn rollback_of_many_pairs_takes_several_calls() {
+    let cluster = cluster_rows::cluster();
+    let backend = backend(&cluster).await;
+    let limiter = patient(&backend);
+    let (charged, denied) = (keys_on("user", 0).next().unwrap(), keys_on("tenant", 1).next().unwrap());
+    let (many, one) = ((0..7).map(|n| policy(&n.to_string(), 10, HOUR)), policy("one", 1, HOUR));
+    assert!(limiter.check([pair(&denied, &one, 1)]).await.unwrap().is_admitted());
+    let many: Vec<Policy> = many.collect();
+    let calls = evalsha(&cluster.nodes[0]);
+    let pairs = many.iter().map(|policy| pair(&charged, policy, 1)).chain([pair(&denied, &one, 1)]);
+    assert!(!limiter.check(pairs.collect::<Vec<_>>()).await.unwrap().is_admitted());
+    limiter.drain().await;
+    assert_eq!(evalsha(&cluster.nodes[0]) - calls, 3, "the charge, and a rollback in two parts");
+    for policy in &many {
+        assert_eq!(used(&limiter, &charged, policy).await, 0, "{policy:?}");
     }
 }

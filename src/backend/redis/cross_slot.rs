@@ -173,21 +173,32 @@ impl RedisBackend {
         });
     }
 
-    async fn run_rollback(self, rollback: Rollback, refund: Refund) {
+    async fn run_rollback(self, mut rollback: Rollback, refund: Refund) {
         let end = Instant::now() + ROLLBACK_TIMEOUT;
         let refund = refund.with_deadline(end);
-        let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;
-        let mut outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-        // A busy server has not run the refund: for example, if the cluster is down while a replica takes over.
-        while outcome.as_ref().is_err_and(|error| error.reason() == Reason::Busy) && Instant::now() < end {
-            sleep(BUSY_PAUSE).await;
-            let again = timeout_at(end, self.refund_in_slot(&refund)).await;
-            outcome = again.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-        }
+        let pairs: Vec<usize> = (0..refund.pairs().len()).collect();
+        let parts = pairs.chunks(REFUND_PAIRS).map(|pairs| self.refund_until(refund.part(pairs), end));
+        let outcome: Result<Vec<()>, _> = join_all(parts).await.into_iter().collect();
         let state = rollback.rollbacks.in_progress.lock().remove(rollback.id);
-        // A rollback that was written off is lost already.
-        if let (Some(_), Err(error)) = (state, outcome) {
-            rollback.rollbacks.lose(&error);
+        match (state, outcome) {
+            (_, Ok(_)) => rollback.made(),
+            (Some(_), Err(error)) => rollback.rollbacks.lose(&error),
+            // A rollback that was written off is lost already.
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// Refunds units in one slot. A busy server has not run the refund, and gets it again: for example, if the cluster is down while a
+    /// replica takes over.
+    async fn refund_until(&self, refund: Refund, end: Instant) -> Result<(), BackendError> {
+        loop {
+            let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;
+            match outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout))) {
+                Err(error) if error.reason() == Reason::Busy && Instant::now() < end => {
+                    sleep(BUSY_PAUSE).await
+                }
+                outcome => return outcome.map(drop),
+            }
         }
     }
 }

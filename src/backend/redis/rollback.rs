@@ -126,7 +126,7 @@ pub(super) struct Rollback {
     pub(super) rollbacks: Arc<Rollbacks>,
     pub(super) id: u64,
     pub(super) check: Check,
-    /// A denial that was decided before the rollback is no longer true.
+    /// A denial that was decided before the rollback is no longer true. If the rollback is not made, it is.
     invalidation: Option<Invalidation>,
 }
 
@@ -142,8 +142,13 @@ impl Rollback {
         };
         // From here on, dropping it ends it.
         let charged = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-        let invalidation = Invalidation::begin(check.scope(), charged, true);
+        let invalidation = Invalidation::begin(check.scope(), charged, false);
         Some(Self { rollbacks: rollbacks.clone(), id, check, invalidation: Some(invalidation) })
+    }
+
+    /// Notes that the units are refunded.
+    pub(super) fn made(&mut self) {
+        self.invalidation.iter_mut().for_each(Invalidation::made);
     }
 }
 
