@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    future::pending,
     io,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -12,8 +13,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    ConfigError, PartitionKey, Policy, RedisBackend, Wait,
+    ConfigError, Limiter, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Reason, Refund},
+    outage::BreakerState,
     redis::RedisServers,
 };
 
@@ -301,4 +303,20 @@ async fn cluster_streams_connect_to_owner_of_each_slot() {
     }))
     .lazy();
     assert!(matches!(error, Err(ConfigError::NoClusterNodes)), "a cluster needs a node");
+}
+
+/// No node accepts a connection, and the deadline of a check is shorter than a look-up.
+#[tokio::test(start_paused = true)]
+async fn hung_lookups_open_their_breaker() {
+    let connect = |_: String, _: u16| pending::<io::Result<TcpStream>>();
+    let backend = RedisBackend::builder(RedisServers::cluster_streams([("127.0.0.1", 1)], connect)).lazy();
+    let limiter = Limiter::builder(backend.unwrap()).policy(policy("ten", 10, HOUR)).build().unwrap();
+    for _ in 0..10 {
+        let error = limiter.check(PartitionKey::new("user", "alice")).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Timeout);
+        sleep(Duration::from_millis(600)).await;
+    }
+    let breakers = limiter.stats().breakers;
+    assert!(breakers.iter().any(|breaker| breaker.state != BreakerState::Closed), "{breakers:?}");
+    assert!(!limiter.readiness().can_decide(), "{:?}", limiter.readiness());
 }

@@ -209,7 +209,7 @@ impl RedisBackend {
         let Operation { slot, deadline, wait, .. } = *operation;
         let mut node = match self.topology.connected_owner(slot) {
             Ok(node) => node,
-            Err(cluster) => Box::pin(owner(cluster, slot, wait)).await?,
+            Err(cluster) => Box::pin(owner(cluster, slot, wait, pass)).await?,
         };
         let (mut failed, mut last_error) = (None::<Arc<ServerState>>, None);
         for _ in 0..MAX_ATTEMPTS {
@@ -360,21 +360,23 @@ impl RedisBackend {
     }
 }
 
-/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own.
-async fn owner(cluster: &Cluster, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
+/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own, which the caller reports if the
+/// look-up fails, or if it drops it at the deadline.
+async fn owner(
+    cluster: &Cluster,
+    slot: u16,
+    wait: Option<CheckWait<'_>>,
+    pass: &mut Option<Pass>,
+) -> Result<Node, BackendError> {
     if let Some(server) = cluster.known_owner(slot).await.map_err(unavailable)? {
         return Ok(Node::new(server));
     }
-    let pass = wait.map(|wait| cluster.guard().enter(wait.deadline)).transpose()?;
-    let looked_up = by_deadline(wait, cluster.owner(slot)).await;
-    match (looked_up.and_then(|owner| owner.map(Node::new).map_err(unavailable)), pass) {
-        (Ok(owner), Some(pass)) => {
-            pass.answered(ServerAnswer::Works);
-            Ok(owner)
-        }
-        (Err(error), Some(pass)) => Err(pass.failed(error)),
-        (owner, None) => owner,
+    *pass = wait.map(|wait| cluster.guard().enter(wait.deadline)).transpose()?;
+    let owner = by_deadline(wait, cluster.owner(slot)).await?.map_err(unavailable)?;
+    if let Some(pass) = pass.take() {
+        pass.answered(ServerAnswer::Works);
     }
+    Ok(Node::new(owner))
 }
 
 /// Returns whether a node has answered that another node has the slot.
