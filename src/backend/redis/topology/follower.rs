@@ -193,20 +193,28 @@ impl Board {
             .filter_map(|watched| watched.answer.as_ref())
             .flat_map(|answer| answer.others.clone())
             .collect();
-        for (id, address) in reports {
+        for (id, address) in reports.clone() {
             // As to the first one, apart from the address.
             let Some(first) = self.sentinels.named.first() else { continue };
             let info = with_address(first, &address);
-            let is_known = |watched: &WatchedSentinel| {
+            let is_same = |watched: &WatchedSentinel| {
                 let answered = watched.answer.as_ref().and_then(|answer| answer.id.as_ref());
                 answered == Some(&id) || watched.info.addr() == info.addr()
             };
-            let max_known = self.sentinels.named.len() + MAX_DISCOVERED;
-            match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
-                // It has moved.
-                Some(moved) => state[moved].info = info,
-                None if state.iter().any(is_known) || state.len() >= max_known => {}
-                None => state.push(WatchedSentinel::new(info, Some(id))),
+            // No Sentinel reports it, and it does not answer.
+            let is_gone = |watched: &WatchedSentinel| {
+                let own = watched.discovered.as_ref().filter(|_| watched.answer.is_none());
+                own.is_some_and(|own| reports.iter().all(|(id, _)| id != own))
+            };
+            if let Some(moved) = state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
+                state[moved].info = info;
+            } else if let Some(same) = state.iter().position(is_same) {
+                // A Sentinel that has lost its file has a new identity.
+                state[same].discovered.iter_mut().for_each(|own| own.clone_from(&id));
+            } else if state.len() < self.sentinels.named.len() + MAX_DISCOVERED {
+                state.push(WatchedSentinel::new(info, Some(id)));
+            } else if let Some(gone) = state.iter().position(is_gone) {
+                state[gone] = WatchedSentinel::new(info, Some(id));
             }
         }
         let counting = state.iter().filter(|watched| watched.discovered.is_some() && watched.counts(state));
@@ -244,5 +252,77 @@ async fn next_event(events: &mut PubSubStream, service: &str) -> Option<()> {
         if text.split(' ').any(|word| word == service) {
             return Some(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::backend::redis::{
+        tls::Tls,
+        topology::{
+            endpoint::{Endpoint, connection_info},
+            sentinel::Candidate,
+        },
+    };
+
+    /// Returns a board with one named Sentinel, and how often it has followed a primary.
+    fn board() -> (Board, Arc<AtomicUsize>) {
+        let tls = Tls::default();
+        let named = vec![connection_info("redis://named:26379", &tls).unwrap()];
+        let primary = Endpoint::from_url("redis://service", &tls).unwrap();
+        let sentinels =
+            Sentinels { named, discovered: Lock::default(), service: "service".to_owned(), primary };
+        let state = sentinels.named.iter().map(|info| WatchedSentinel::new(info.clone(), None)).collect();
+        let followed = Arc::<AtomicUsize>::default();
+        let count = followed.clone();
+        let follow = Box::new(move |_: &Address| {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let events = watch::Sender::default();
+        (Board { sentinels: Arc::new(sentinels), follow, state: Lock::new(state), events }, followed)
+    }
+
+    /// Returns an answer of the Sentinel with this identity, which considers others up.
+    fn answer(id: &str, others: &[(&str, &str)]) -> Option<SentinelAnswer> {
+        let others = others.iter().map(|(id, host)| ((*id).to_owned(), ((*host).to_owned(), 26379)));
+        let candidate = Some(Candidate { epoch: 1, address: ("primary".to_owned(), 6379) });
+        Some(SentinelAnswer { id: Some(id.to_owned()), candidate, others: others.collect() })
+    }
+
+    #[test]
+    fn restarted_sentinel_with_new_identity_counts() {
+        let (board, followed) = board();
+        let follows = |index, answer| {
+            let before = followed.load(Ordering::SeqCst);
+            board.record(index, answer);
+            followed.load(Ordering::SeqCst) > before
+        };
+        for [b, c] in [["b1", "c1"], ["b2", "c2"]] {
+            board.record(0, answer("a", &[(b, "b"), (c, "c")]));
+            for (index, own, other) in [(1, b, (c, "c")), (2, c, (b, "b"))] {
+                board.record(index, answer(own, &[("a", "named"), other]));
+            }
+            // Each of the three is less than a majority.
+            let all_fail = [1, 2].map(|index| follows(index, None));
+            assert_eq!(all_fail, [true, false], "{b}");
+            board.record(0, answer("a", &[]));
+        }
+        assert_eq!(board.state.lock().len(), 3);
+    }
+
+    #[test]
+    fn new_sentinel_takes_place_of_one_that_is_gone() {
+        let (board, _) = board();
+        for n in 0..3 * MAX_DISCOVERED {
+            let id = n.to_string();
+            board.record(0, answer("a", &[(&id, &id)]));
+        }
+        let state = board.state.lock();
+        assert_eq!(state.len(), 1 + MAX_DISCOVERED);
+        let last = (3 * MAX_DISCOVERED - 1).to_string();
+        assert!(state.iter().any(|watched| watched.discovered.as_ref() == Some(&last)));
     }
 }

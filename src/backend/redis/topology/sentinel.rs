@@ -38,7 +38,7 @@ pub(super) struct Sentinels {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// The number of the configuration. Every failover has a higher one.
-    epoch: u64,
+    pub(super) epoch: u64,
     pub(super) address: Address,
 }
 
@@ -147,9 +147,10 @@ fn is_down(fields: &HashMap<String, String>) -> Option<bool> {
     Some(fields.get("flags")?.split(',').any(|flag| ["s_down", "o_down"].contains(&flag)))
 }
 
-/// Parses an entry of the reply to `SENTINEL SENTINELS`. Returns None if it is invalid, or the Sentinel is down.
+/// Parses an entry of the reply to `SENTINEL SENTINELS`. Returns None if it is invalid, or the Sentinel is down. Port 0 marks an address
+/// at which another Sentinel is now.
 fn other(fields: &HashMap<String, String>) -> Option<(String, Address)> {
-    let address = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok()?);
+    let address = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok().filter(|port| *port != 0)?);
     (!is_down(fields)?).then_some((fields.get("runid")?.clone(), address))
 }
 
