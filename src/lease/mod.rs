@@ -145,6 +145,30 @@ mod tests {
     }
 
     #[test]
+    fn lease_of_known_pair_is_returned_after_its_first_runtime() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let runtime = || {
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(true).build().unwrap()
+        };
+        for _ in 0..2 {
+            runtime().block_on(async {
+                let mut requests = 0;
+                while requests < 2 {
+                    requests += u32::from(!is_leased(&leases, &check).await);
+                }
+            });
+            assert_eq!(leases.timers.len(), 1);
+        }
+        runtime().block_on(async {
+            while is_leased(&leases, &check).await {}
+            tokio::time::sleep(2 * SECOND).await;
+        });
+        assert_eq!(leases.timers.len(), 0);
+    }
+
+    #[test]
     fn check_outside_runtime_waits_for_no_request() {
         let leases = leases(&Arc::default());
         let check = hot();

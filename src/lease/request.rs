@@ -160,6 +160,7 @@ impl RequestInFlight {
         for (at, pair) in timers {
             self.leases.schedule(at, pair);
         }
+        self.leases.resume();
         Ok(for_caller(&self.check, &decision, &held))
     }
 }

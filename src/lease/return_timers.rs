@@ -66,6 +66,12 @@ impl ReturnTimers {
         }
     }
 
+    /// Returns whether a task must be started, because there are instants and no task runs.
+    pub(super) fn resume(&self) -> bool {
+        let mut state = self.state.lock();
+        !state.timers.is_empty() && !mem::replace(&mut state.is_running, true)
+    }
+
     /// Records that no task runs: it has ended with its runtime, or there is no runtime. The next lease starts one.
     pub(super) fn abandon(&self) {
         self.state.lock().is_running = false;

@@ -19,9 +19,19 @@ struct Task {
 impl Leases {
     /// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
     pub(super) fn schedule(self: &Arc<Self>, at: LocalMicros, pair: TimedPair) {
-        if !self.timers.add(at, pair) {
-            return;
+        if self.timers.add(at, pair) {
+            self.start();
         }
+    }
+
+    /// Starts the task if the last one has ended with its runtime, and pairs are left.
+    pub(super) fn resume(self: &Arc<Self>) {
+        if self.timers.resume() {
+            self.start();
+        }
+    }
+
+    fn start(self: &Arc<Self>) {
         match Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(Task { leases: self.clone(), has_ended: false }.run())),
             Err(_) => self.timers.abandon(),
