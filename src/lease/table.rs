@@ -229,9 +229,7 @@ impl Leases {
             return;
         }
         // A shadow pair may have a status that states nothing.
-        for (pair, status) in
-            check.pairs().iter().zip(decision.statuses()).filter(|(pair, _)| !pair.is_shadow)
-        {
+        for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| !pair.is_shadow) {
             let key = pair.key.bounded();
             if let Some(entry) = self.shard(&key).find(&key, &pair.policy) {
                 entry.read(status);

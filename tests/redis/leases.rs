@@ -15,6 +15,7 @@ use tower_sliding_window::{
 };
 
 use super::{
+    admin::Admin,
     proxy::{Cut, Proxy},
     rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, backend},
 };
@@ -283,4 +284,25 @@ async fn lease_of_long_key_is_returned() {
         10_000 - 5,
         "only the granted units remain charged"
     );
+}
+
+/// The status of the shadow pair is missing, and that of the other pair is not one of the leased pair.
+#[tokio::test]
+async fn leased_decision_states_remaining_of_its_own_pair() {
+    let server = Server::start(Engine::Redis);
+    let policy = buckets(10_000, 3 * HOUR, HOUR).leased(Lease::up_to(100)).unwrap();
+    let redis = backend(&server).await;
+    let limiter = limiter(redis.clone(), policy.clone());
+    not_at_end_of_hour().await;
+    for _ in 0..5 {
+        let _ = limiter.check(alice()).await.unwrap();
+    }
+    let [canary, small] = ["canary", "small"].map(|name| Policy::new(name, 2, HOUR).unwrap());
+    let foreign = redis.key_name("tsw", &alice(), &canary);
+    Admin::at(&server).query::<()>(&["SET", &foreign, "7"]);
+    let pairs = [canary.shadow(), policy, small].map(|policy| Pair::new(alice(), policy, 1));
+    let decision = limiter.check(pairs).await.unwrap();
+    assert!(decision.is_admitted() && decision.statuses().len() == 2, "{decision:?}");
+    let leased = limiter.check(alice()).await.unwrap();
+    assert!(leased.is_leased() && leased.statuses()[0].remaining() > 9_000, "{leased:?}");
 }
