@@ -79,16 +79,20 @@ impl Limiter {
         }
         let (limiter, check) = (self.clone(), check.clone());
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
+            let mut error = None;
             if let Some(wait) = blocked_for {
-                limiter.block_gates(Ok(Some((*check).clone())), wait).await?;
+                error = limiter.block_gates(Ok(Some((*check).clone())), wait).await.err();
             }
+            // The store learns each part of the answer that it can.
             for check in smaller {
-                let decision = limiter.decide(check, false, |_, _, decided| decided).await?;
-                let charged =
-                    decision.statuses().iter().map(|status| (status.policy().clone(), status.cost()));
-                learned.charged.extend(charged);
+                match limiter.decide(check, false, |_, _, decided| decided).await {
+                    Ok(decision) => learned.charged.extend(
+                        decision.statuses().iter().map(|status| (status.policy().clone(), status.cost())),
+                    ),
+                    Err(other) => error = error.or(Some(other)),
+                }
             }
-            Ok(learned)
+            error.map_or(Ok(learned), Err)
         })))
     }
 

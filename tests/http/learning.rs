@@ -490,3 +490,15 @@ async fn learning_without_its_setting_or_a_gate_is_misconfigured() {
     let open = builder.outage(tower_sliding_window::OutageRule::FailOpen).build().unwrap();
     assert_eq!(learn(&open, &Stated::default().denied(SECOND)).await, Learned::default());
 }
+
+/// Nothing can be blocked, but the rest of the answer is learned.
+#[tokio::test]
+async fn quota_is_learned_although_gate_is_missing() {
+    let calls = policy("calls", 100, MINUTE);
+    let limits = Limiter::builder(MemoryBackend::new()).policy(calls).learn(learning()).build().unwrap();
+    let admission = limits.admit(api()).await.unwrap();
+    let stated = Stated::new([StatedQuota::new(0)]).denied(SECOND);
+    let error = limits.learn(&admission, &stated).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Misconfigured);
+    assert_eq!(remaining(&limits, "calls"), 0);
+}
