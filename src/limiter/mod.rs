@@ -69,8 +69,9 @@ pub use rejection::Rejection;
 /// # When a check begins
 ///
 /// If the backend answers at once, a check, a reset and a change of a gate are complete when the method returns. Otherwise, they
-/// begin when the future is polled, and so do [`wait`](Self::wait) and [`settle_token`](Self::settle_token) with any backend. If the
-/// future is dropped before it is complete, the charge may stand.
+/// begin when the future is polled, and so do [`wait`](Self::wait) and [`settle_token`](Self::settle_token) with any backend. A check that
+/// [leased](crate::Policy::leased) units answer is complete when the method returns, too. If the future is dropped before it is complete, the
+/// charge may stand.
 ///
 /// Outside an async function, [`LimiterFuture::now`](crate::future::LimiterFuture::now) returns a decision that was made at once.
 ///
@@ -325,12 +326,12 @@ impl Limiter {
             backend.reset_now(&check)
         };
         if let Some(changed) = changed_now {
-            drop(forget(&check));
+            drop(forget(&check, blocks));
             return now(changed);
         }
         let (backend, deadline) = (backend.clone(), settings.deadline);
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
-            let _forgotten = forget(&check);
+            let _forgotten = forget(&check, blocks);
             let deadline = Instant::now() + deadline;
             let check = check.with_deadline(deadline);
             let changed = async {
@@ -518,7 +519,7 @@ impl Limiter {
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
     /// of a process, after the last response. Each settlement takes at most 5 s, and each rollback at most a deadline and six
-    /// seconds. A rollback whose runtime does not run is then counted as lost.
+    /// seconds. If its runtime does not run, it is then lost, and counted.
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
     /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines for each,
@@ -677,10 +678,11 @@ fn gates(check: Option<Check>) -> Result<Option<Check>, BackendError> {
     check.of_policies(|properties| !properties.has_quota).ok_or_else(|| misconfigured(no_gate())).map(Some)
 }
 
-/// Ends the leases of pairs and invalidates their known denials: now, and when the guards are dropped.
-fn forget(check: &Check) -> (RevokeGuard, Invalidation) {
+/// Ends the leases of pairs and invalidates their known denials: now, and when the guards are dropped. After a block, which returns no
+/// units, a known denial still holds if the store makes no decision.
+fn forget(check: &Check, blocks: bool) -> (RevokeGuard, Invalidation) {
     let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-    (RevokeGuard::new(check.clone()), Invalidation::begin(check.scope(), pairs, true))
+    (RevokeGuard::new(check.clone()), Invalidation::begin(check.scope(), pairs, !blocks))
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {

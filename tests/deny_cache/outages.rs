@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, advance, sleep},
 };
 use tower_sliding_window::{
-    Admission, Costs, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
+    Admission, Costs, Limiter, LimiterBuilder, OutageRule, Policies, Policy, Rejection,
     backend::{Pair, Reason},
     outage::{Breaker, DenyCacheConfig, Share},
     settle::Settled,
@@ -324,4 +324,30 @@ async fn denials_of_other_costs_keep_smallest() {
     }
     remote.fail(Fault::Down);
     assert!(check(2).await.unwrap().is_cached());
+}
+
+/// A block returns no units, so it ends no denial.
+#[tokio::test(start_paused = true)]
+async fn block_keeps_known_denial_of_its_gate() {
+    for fault in [None, Some(Fault::Down)] {
+        let remote = Remote::new();
+        let limiter = on(remote.clone()).policy(Policy::gate("api").unwrap()).outage(OutageRule::FailOpen);
+        let limiter = limiter.build().unwrap();
+        limiter.block(alice(), 10 * MINUTE).await.unwrap();
+        assert!(!check(&limiter, 1).await.is_admitted());
+        advance(2 * SECOND).await;
+        remote.fail(fault);
+        assert_eq!(limiter.block(alice(), 20 * MINUTE).await.is_ok(), fault.is_none());
+        if fault.is_none() {
+            assert_eq!(wait(&check(&limiter, 1).await), 20 * MINUTE, "the store is asked for the new wait");
+            assert!(limiter.block(alice(), SECOND).await.is_ok());
+        }
+        remote.fail(Fault::Down);
+        let outcome = limiter.admit(alice()).await;
+        assert!(is_known(&outcome), "{outcome:?}");
+        remote.fail(None);
+        limiter.unblock(alice()).await.unwrap();
+        remote.fail(Fault::Down);
+        assert!(!is_known(&limiter.admit(alice()).await), "the end of the block is known");
+    }
 }
