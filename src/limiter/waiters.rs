@@ -321,6 +321,8 @@ mod tests {
             let waits = [0, 1, 10, 11, 20, 21].map(|units| least_wait(units, &policy(algorithm)));
             assert_eq!(waits, windows.map(|windows| windows * SECOND), "{algorithm:?}");
         }
+        // A gate counts no units.
+        assert_eq!(least_wait(u64::MAX, &Policy::gate("api").unwrap()), Duration::ZERO);
         // It does not overflow.
         let longest = Policy::new("p", 1, 366 * 24 * 3600 * SECOND).unwrap();
         assert!(least_wait(u64::MAX, &longest) > least_wait(1 << 40, &longest) / 2);

@@ -29,6 +29,7 @@ pub(super) fn properties(_: GivenFields<'_>) -> Result<Properties, ConfigError> 
         // A gate blocks for at most 366 days.
         arguments: [BLOCK_UNIT, properties.window_micros],
         next_of_unused: 0,
+        quotas_in_window: u64::MAX,
         ..properties
     })
 }
