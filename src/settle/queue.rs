@@ -27,6 +27,7 @@ use crate::{
     backend::{DynBackend, tokens::TokenStore},
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
+    guard::until,
     lock::Lock,
     now_or_later::NowOrLater,
     observe::{LeasedUnits, LimiterEvents},
@@ -35,6 +36,9 @@ use crate::{
 /// The deadline of a settlement and of a return of leased units, from the instant at which it enters the queue. No response waits for
 /// it, so it outlasts a short failure of the store. After it, nothing changes: neither here nor in a store that hangs.
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The time after the last deadline in which a settlement may still be confirmed: a busy machine wakes its worker with a delay.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// The largest number of waiting returns: as many as pairs can be leased.
 const MAX_RETURNS: usize = 1 << 16;
@@ -63,6 +67,8 @@ struct Waiting {
     returns: VecDeque<Job>,
     /// The number of workers that run or are about to. While there are jobs, there is at least one.
     workers: usize,
+    /// The latest deadline of all jobs so far. After it, no job changes anything.
+    last_deadline: Option<Instant>,
 }
 
 /// One settlement. If it is dropped before it is complete, it is lost.
@@ -118,16 +124,24 @@ impl SettlementQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until no worker runs.
+    /// Waits until no worker runs, at most until the last deadline has passed. The jobs of a runtime that does not run are then lost.
     pub(crate) async fn drain(&self) {
         loop {
             let mut confirmation = pin!(self.idle.notified());
             // From here on, no notification is missed.
             confirmation.as_mut().enable();
-            if self.waiting.lock().workers == 0 {
+            let end = {
+                let waiting = self.waiting.lock();
+                if waiting.workers == 0 {
+                    return;
+                }
+                waiting.last_deadline.map(|deadline| deadline + GRACE)
+            };
+            if until(end, confirmation).await.is_none() {
+                let late = self.waiting.lock().take_late(Instant::now());
+                drop(late);
                 return;
             }
-            confirmation.await;
         }
     }
 
@@ -178,7 +192,9 @@ impl SettlementQueue {
             drop(waiting);
             return job.confirm(Changed::failed(BackendError::new(Reason::Full)));
         }
+        let deadline = job.deadline;
         jobs.push_back(job);
+        waiting.last_deadline = waiting.last_deadline.max(Some(deadline));
         let worker = (waiting.workers < self.max_workers).then(|| {
             waiting.workers += 1;
             Worker { queue: self.clone(), has_retired: false }
@@ -203,6 +219,18 @@ impl SettlementQueue {
                 Settled::Lost(error)
             }
         }
+    }
+}
+
+impl Waiting {
+    /// Takes the jobs whose deadlines have passed.
+    fn take_late(&mut self, now: Instant) -> Vec<Job> {
+        let Self { settlements, returns, .. } = self;
+        let late = |jobs: &mut VecDeque<Job>| {
+            let number = jobs.iter().take_while(|job| job.deadline <= now).count();
+            jobs.drain(..number).collect::<Vec<_>>()
+        };
+        [late(settlements), late(returns)].into_iter().flatten().collect()
     }
 }
 

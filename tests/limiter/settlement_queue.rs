@@ -12,7 +12,7 @@ use tokio::{
     runtime::Builder,
     sync::Semaphore,
     task::yield_now,
-    time::{Instant, interval, sleep},
+    time::{Instant, interval, sleep, timeout},
 };
 use tower_sliding_window::{
     Costs, Decision, Limiter, LimiterBuilder, Reservation,
@@ -408,4 +408,16 @@ async fn settlement_returns_instant_of_latest_change() {
         // Without a change, it is the instant of the reservation.
         assert_eq!(instant(7, 9, refunds_now, |_| Costs::from(5)).await, 3);
     }
+}
+
+/// The runtime of a settlement is not driven while another one drains.
+#[test]
+fn drain_ends_although_another_runtime_is_not_driven() {
+    let limiter = build(Limiter::builder(Later(FakeBackend::admitting())));
+    let undriven = Builder::new_current_thread().enable_time().build().unwrap();
+    let _settlement = undriven.block_on(async { reserve(&limiter).await.settle(2) });
+    let other = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let drained = other.block_on(async { timeout(Duration::from_secs(10), limiter.drain()).await });
+    assert!(drained.is_ok(), "the deadline of the settlement has passed");
+    assert_eq!(limiter.stats().lost_settlements, 1);
 }
