@@ -52,7 +52,7 @@ impl Hold {
 
     /// Returns whether the store may not have held the units all the time: it has lost them or did not answer, or this process was
     /// stopped, for longer than the [hold time](crate::Policy::hold_time). Meanwhile, more requests than the quota may have run. In
-    /// memory, it never happens.
+    /// memory, it never happens. After the machine was suspended, the next renewal shows it: at most a third of the hold time later.
     ///
     /// A request that writes what only one request may write reads this before it commits.
     pub fn was_interrupted(&self) -> bool {
