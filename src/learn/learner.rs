@@ -41,8 +41,7 @@ impl Learner {
         if let Some(wait) = stated.wait.filter(|wait| stated.is_denial && !wait.is_zero()) {
             return obeys_waits.then_some(wait.min(max_wait));
         }
-        let slot = check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS);
-        let (denials, ends_at) = &mut self.backoffs.lock()[slot];
+        let (denials, ends_at) = &mut self.backoffs.lock()[slot(check)];
         let is_later = at_micros > *ends_at;
         if !stated.is_denial {
             if is_later {
@@ -55,6 +54,17 @@ impl Learner {
         *ends_at = at_micros.saturating_add(wait.as_micros() as u64).max(*ends_at);
         backs_off.then_some(wait)
     }
+
+    /// Notes that the gates of a check are blocked for this wait from an instant on, which is later than that of the check.
+    pub(crate) fn blocked(&self, check: &Check, at_micros: u64, wait: Duration) {
+        let (_, ends_at) = &mut self.backoffs.lock()[slot(check)];
+        *ends_at = at_micros.saturating_add(wait.as_micros() as u64).max(*ends_at);
+    }
+}
+
+/// Returns the index of the backoff of a check.
+fn slot(check: &Check) -> usize {
+    check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS)
 }
 
 /// Returns a random time, from half of this one to the whole.

@@ -70,6 +70,7 @@ impl Limiter {
             return now(Ok(Learned::default()));
         };
         let blocked_for = learner.wait(stated, check, decision.at_micros());
+        let backs_off = stated.wait.is_none_or(|wait| wait.is_zero());
         let (mut learned, mut smaller) = (Learned { blocked_for, ..Learned::default() }, Vec::new());
         if learner.learning.obeys_quotas {
             (smaller, learned.unmatched) = smaller_quotas(check, decision, stated);
@@ -81,7 +82,13 @@ impl Limiter {
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
             let mut error = None;
             if let Some(wait) = blocked_for {
-                error = limiter.block_gates(Ok(Some((*check).clone())), wait).await.err();
+                match limiter.block_gates(Ok(Some((*check).clone())), wait, |at_micros| at_micros).await {
+                    Ok(at_micros) if backs_off => {
+                        limiter.0.learner.iter().for_each(|learner| learner.blocked(&check, at_micros, wait));
+                    }
+                    Ok(_) => {}
+                    Err(failed) => error = Some(failed),
+                }
             }
             // The store learns each part of the answer that it can.
             for check in smaller {

@@ -276,17 +276,19 @@ impl Limiter {
         draft: impl IntoDraft,
         duration: Duration,
     ) -> LimiterFuture<Result<(), BackendError>> {
-        self.block_gates(self.check_to_decide(draft.into_draft()), duration)
+        self.block_gates(self.check_to_decide(draft.into_draft()), duration, |_| ())
     }
 
-    fn block_gates(
+    /// Blocks gates as [`block`](Self::block) does. `done` converts the instant of the store.
+    fn block_gates<T: Send + 'static>(
         &self,
         check: Result<Option<Check>, BackendError>,
         duration: Duration,
-    ) -> LimiterFuture<Result<(), BackendError>> {
+        done: fn(u64) -> T,
+    ) -> LimiterFuture<Result<T, BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
         let blocking = |gates: Check| gates.charging_overage(units);
-        self.change(check.and_then(gates).map(|gates| gates.map(blocking)))
+        self.change(check.and_then(gates).map(|gates| gates.map(blocking)), done)
     }
 
     /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
@@ -296,7 +298,7 @@ impl Limiter {
     ///
     /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()).and_then(gates))
+        self.change(self.check_to_decide(draft.into_draft()).and_then(gates), |_| ())
     }
 
     /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
@@ -306,28 +308,36 @@ impl Limiter {
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
         let check = self.check_to_decide(draft.into_draft());
-        self.change(check.map(|check| check.and_then(|check| check.of_policies(Properties::is_settled))))
+        self.change(
+            check.map(|check| check.and_then(|check| check.of_policies(Properties::is_settled))),
+            |_| (),
+        )
     }
 
-    /// Blocks the gates of a check that charges an overage. Resets the pairs of any other check.
-    fn change(&self, check: Result<Option<Check>, BackendError>) -> LimiterFuture<Result<(), BackendError>> {
+    /// Blocks the gates of a check that charges an overage. Resets the pairs of any other check. `done` converts the instant of a block, or 0.
+    fn change<T: Send + 'static>(
+        &self,
+        check: Result<Option<Check>, BackendError>,
+        done: fn(u64) -> T,
+    ) -> LimiterFuture<Result<T, BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let now = |result| LimiterFuture(NowOrLater::now(result));
         let check = match check {
             _ if !backend.changes_charges() => return now(Err(BackendError::new(Reason::Unsupported))),
             Ok(Some(check)) => check,
-            Ok(None) => return now(Ok(())),
+            Ok(None) => return now(Ok(done(0))),
             Err(error) => return now(Err(error)),
         };
+        let at_micros = |decision: Decision| decision.at_micros();
         let blocks = check.purpose() == Purpose::Overage;
         let changed_now = if blocks {
-            backend.check_now(&check).map(|decided| decided.map(drop))
+            backend.check_now(&check).map(|decided| decided.map(at_micros))
         } else {
-            backend.reset_now(&check)
+            backend.reset_now(&check).map(|reset| reset.map(|()| 0))
         };
         if let Some(changed) = changed_now {
             drop(forget(&check, blocks));
-            return now(changed);
+            return now(changed.map(done));
         }
         let (backend, deadline) = (backend.clone(), settings.deadline);
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
@@ -335,9 +345,13 @@ impl Limiter {
             let deadline = Instant::now() + deadline;
             let check = check.with_deadline(deadline);
             let changed = async {
-                if blocks { backend.check(&check).await.map(drop) } else { backend.reset(&check).await }
+                if blocks {
+                    backend.check(&check).await.map(at_micros)
+                } else {
+                    backend.reset(&check).await.map(|()| 0)
+                }
             };
-            before(deadline, changed).await
+            before(deadline, changed).await.map(done)
         })))
     }
 

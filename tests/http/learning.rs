@@ -461,8 +461,10 @@ async fn backoff_doubles_with_each_denial_after_it() {
     };
     for doublings in 0..15 {
         let longest = (SECOND * (1 << doublings)).min(Learning::DEFAULT_MAX_WAIT);
-        // Denials of requests that were admitted before the block belong to one attempt.
-        let burst = [limits.admit(api()).await.unwrap(), limits.admit(api()).await.unwrap()];
+        // Denials of requests that were admitted before the block belong to one attempt, however long the API takes.
+        let first = limits.admit(api()).await.unwrap();
+        clock.advance(2 * longest);
+        let burst = [first, limits.admit(api()).await.unwrap()];
         for admission in burst {
             assert_between(limits.learn(&admission, &denied).await.unwrap().blocked_for.unwrap(), longest);
         }
