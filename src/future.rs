@@ -102,11 +102,17 @@ where
                     }
                 }
                 ProgressProj::Running { running, core, admission } => {
-                    let response = ready!(running.poll(cx)).map_err(W::inner_error)?;
-                    if let (Some(admission), Some(stated)) = (&*admission, core.protocol.stated(&response)) {
-                        core.limiter.learn_in_background(admission, &stated);
-                    }
-                    return Poll::Ready(Ok(core.protocol.respond(response, admission.as_ref())));
+                    let result = ready!(running.poll(cx)).map_err(W::inner_error).map(|response| {
+                        if let (Some(admission), Some(stated)) =
+                            (&*admission, core.protocol.stated(&response))
+                        {
+                            core.limiter.learn_in_background(admission, &stated);
+                        }
+                        core.protocol.respond(response, admission.as_ref())
+                    });
+                    // The caller may keep the completed future. It then holds neither units nor the reservation.
+                    *admission = None;
+                    return Poll::Ready(result);
                 }
                 ProgressProj::Rejected { result } => {
                     return result.take().map_or(Poll::Pending, Poll::Ready);

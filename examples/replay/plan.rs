@@ -71,6 +71,14 @@ impl Plan {
             text: error.message().lines().collect::<Vec<_>>().join(", "),
         })?;
         let policies = form.policies.as_slice().to_vec();
+        // The summary compares the use of a window with a quota.
+        if let Some(policy) = policies.iter().find(|policy| policy.window().is_none()) {
+            let name = policy.name();
+            let text = format!(
+                "policy {name:?}: its type has no window: it must be a sliding log, sliding buckets, a sliding counter or a fixed window"
+            );
+            return Err(Mistake { span: None, text });
+        }
         let costs = CostTable::new(form.costs, &policies)?;
         // The service would not start with what this rejects.
         let layer = RateLimitLayer::builder(MemoryBackend::new()).key(constant("replay", ""));

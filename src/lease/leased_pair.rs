@@ -304,9 +304,9 @@ impl LeasedPair {
         let leases = [&mut self.held, &mut self.next];
         let same = leases.into_iter().flatten().find(|held| held.receipt == receipt);
         let old = if let Some(held) = same {
-            // The same bucket: both bounds of its end are true.
+            // The same bucket. After a forward step of the server's clock, the later bound of its end is beyond the end.
             held.units = held.units.saturating_add(units);
-            held.until = held.until.max(until);
+            held.until = held.until.min(until);
             held.store = new.store;
             None
         } else if self.held.as_ref().is_some_and(|held| held.until < until) {
@@ -340,7 +340,7 @@ impl LeasedPair {
         [&self.held, &self.next].into_iter().flatten()
     }
 
-    /// Returns when to look at a new lease again. `None` if this is scheduled already, at the same instant or before.
+    /// Returns when to look at a new lease again. `None` if this is scheduled already.
     pub(super) fn schedule(&mut self) -> Option<LocalMicros> {
         let due = self.due().filter(|_| !self.is_scheduled)?;
         self.is_scheduled = true;

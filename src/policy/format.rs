@@ -252,7 +252,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                         error if error.starts_with("invalid type") => fields.error(format_args!(
                             "algorithm {text:?}: it must be a table with its fields, such as `{{ {text} = {{ .. }} }}`"
                         )),
-                        error => E::custom(error),
+                        error => with_feature(E::custom(error)),
                     }
                 });
                 fields.algorithm = Some(read?);
@@ -290,7 +290,8 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         match self.field {
             PolicyField::Algorithm => {
-                self.fields.algorithm = Some(Algorithm::deserialize(MapAccessDeserializer::new(&mut map))?);
+                let read = Algorithm::deserialize(MapAccessDeserializer::new(&mut map));
+                self.fields.algorithm = Some(read.map_err(with_feature)?);
                 if map.next_key::<IgnoredAny>()?.is_some() {
                     return Err(self.fields.error("algorithm: it must be one algorithm"));
                 }
@@ -310,6 +311,16 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             _ => return Err(A::Error::invalid_type(Unexpected::Map, &self)),
         }
         self.fields.validate()
+    }
+}
+
+/// Returns this error about an algorithm. If the algorithm exists with a feature that this build lacks, the error names the feature.
+fn with_feature<E: Error>(error: E) -> E {
+    match error.to_string() {
+        text if text.starts_with("unknown variant `calendar-period`") => E::custom(
+            "algorithm \"calendar-period\": it needs the feature `calendar` of tower-sliding-window",
+        ),
+        _ => error,
     }
 }
 
@@ -535,5 +546,30 @@ impl Serialize for Rate {
             self.units(),
             if is_one { &period[1..] } else { &period }
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The algorithms of a build without the feature `calendar`.
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum KnownAlgorithm {
+        Gate,
+    }
+
+    #[test]
+    fn error_names_feature_of_algorithm() {
+        let read = |name: &'static str| -> Result<_, value::Error> {
+            KnownAlgorithm::deserialize(name.into_deserializer()).map_err(with_feature)
+        };
+        assert!(matches!(read("gate"), Ok(KnownAlgorithm::Gate)));
+        assert_eq!(
+            read("calendar-period").unwrap_err().to_string(),
+            r#"algorithm "calendar-period": it needs the feature `calendar` of tower-sliding-window"#
+        );
+        assert!(read("calendar").unwrap_err().to_string().starts_with("unknown variant `calendar`, "));
     }
 }

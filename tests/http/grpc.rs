@@ -1,6 +1,6 @@
 //! A tonic server on a socket, and an axum router that serves gRPC and HTTP.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{error::Error, net::SocketAddr, time::Duration};
 
 use axum::{body::HttpBody as _, routing::get};
 use http::Request;
@@ -15,9 +15,12 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Rejection, Reservation, RouteCosts, Wait,
+    KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Reservation,
+    RouteCosts, Wait,
     answer::{Answer, Grpc, HttpOrGrpc},
     backend::{Backend, Reason},
+    by,
+    key::constant,
     peer_ip,
     protocol::Draft,
     settle::by_hand,
@@ -25,6 +28,7 @@ use tower_sliding_window::{
         FakeAnswer::{Admit, Deny},
         FakeBackend, ManualClock,
     },
+    wait::{WaitError, WaitLayer},
 };
 
 use super::{ALICE, Later, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -361,4 +365,41 @@ async fn invalid_plan_returns_internal_error() {
     let response = limits.layer(inner).oneshot(Request::new(())).await.unwrap();
     let status = Status::from_header_map(response.headers()).unwrap();
     assert_eq!((status.code(), status.message()), (Code::Internal, "internal error"));
+}
+
+async fn connect(site: &GrpcSite) -> Channel {
+    let channel = Channel::from_shared(format!("http://{}", site.address)).unwrap();
+    channel.timeout(Duration::from_secs(30)).connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn status_of_waiting_client_has_rejection_as_source() {
+    let site = GrpcSite::serve(limits(MemoryBackend::new().with_clock(&ManualClock::new()))).await;
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy("calls", 1, MINUTE)).build().unwrap();
+    let account = by(|_: &Request<tonic::body::Body>| PartitionKey::new("account", "ours"));
+    let waits = WaitLayer::new(limiter, account).at_most(SECOND);
+    let mut client = HealthClient::new(waits.layer(connect(&site).await));
+    client.check(HealthCheckRequest::default()).await.unwrap();
+    let status = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+    let error: &WaitError<tonic::transport::Error> = status.source().unwrap().downcast_ref().unwrap();
+    assert!(matches!(error.rejection(), Some(Rejection::Denied(_))), "{error:?}");
+}
+
+#[tokio::test]
+async fn layer_of_client_holds_units_until_stream_has_ended() {
+    let site = GrpcSite::serve(limits(MemoryBackend::new().with_clock(&ManualClock::new()))).await;
+    let limits = RateLimitLayer::builder(MemoryBackend::new())
+        .policy(Policy::in_flight("streams", 1).unwrap())
+        .key(constant("account", "ours"))
+        .answer(Grpc)
+        .build()
+        .unwrap();
+    let mut client = HealthClient::new(limits.layer(connect(&site).await));
+    let mut stream = client.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some());
+    let status = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "Try again in 1 s."));
+    drop(stream);
+    client.check(HealthCheckRequest::default()).await.unwrap();
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies, Policy, PolicyTable,
     RateLimitLayer, RedisBackend, Wait,
@@ -25,6 +25,7 @@ use tower_sliding_window::{
     hold::Hold,
     key::Header,
     outage::Share,
+    settle::{Unsettled, by_hand},
     testing::{FakeAnswer, FakeBackend},
     wait::WaitLayer,
 };
@@ -114,6 +115,33 @@ async fn body_at_its_end_releases_before_it_is_dropped() {
             assert_eq!(remaining(&limits).await, 0, "{path}");
         }
         assert_eq!(remaining(&limits).await, 1, "{path}");
+    }
+}
+
+/// As a caller does that has pinned the future for a `select!`.
+#[tokio::test]
+async fn completed_future_holds_no_unit() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new())
+        .policy(exports(1))
+        .policy(Policy::new("hourly", 10, SECOND * 3_600).unwrap())
+        .key(api_key())
+        .settle_by(by_hand)
+        .unsettled(Unsettled::Refund)
+        .build()
+        .unwrap();
+    let inner = service_fn(async |request: Request<Body>| match request.uri().path() {
+        "/fails" => Err("no answer"),
+        _ => Ok(Response::new(Body::empty())),
+    });
+    for path in ["/", "/fails"] {
+        let mut future = Box::pin(limits.layer(inner).call(request(path)));
+        let result = (&mut future).await;
+        assert_eq!(result.is_err(), path == "/fails");
+        drop(result);
+        assert_eq!(remaining(&limits).await, 1, "{path}");
+        let decision = limits.limiter().peek((alice(), 0)).await.unwrap();
+        assert_eq!(decision.statuses()[1].remaining(), 10, "the reservation is dropped and refunded: {path}");
+        drop(future);
     }
 }
 

@@ -59,6 +59,25 @@ async fn lease_ends_at_exact_instant() {
     assert!(!check(&limiter).await.is_leased());
 }
 
+/// The units that were leased before a forward step may exceed the quota. Those that are leased after it must not.
+#[tokio::test(start_paused = true)]
+async fn clock_step_ends_lease_that_grows_in_its_bucket() {
+    let store = Store::new().with_latency(Duration::ZERO, 3 * MILLISECOND);
+    let limiter = limiter(&store, leased(10_000, 40));
+    checks(&limiter, 100).await;
+    lease_in_new_bucket(&store, &limiter).await;
+    assert_eq!(checks(&limiter, 40).await, 40);
+    store.shift_clock(50_000);
+    store.take_asked();
+    assert_eq!(checks(&limiter, 1).await, 0);
+    assert_eq!(store.take_asked(), [(Purpose::Lease, 40)], "more units of the same bucket");
+    let end = store.now_micros() / 100_000 * 100_000 + 100_000;
+    advance(Duration::from_micros(end - store.now_micros() - 500)).await;
+    assert!(check(&limiter).await.is_leased());
+    advance(Duration::from_micros(500)).await;
+    assert!(!check(&limiter).await.is_leased(), "the bucket has ended at {end}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn leftover_units_are_returned_once() {
     let store = Store::new();

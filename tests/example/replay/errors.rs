@@ -59,6 +59,14 @@ fn policy_file_error_names_line_value_and_range() {
             &format!("{POLICY}[fields]\nzeit = \"ts\""),
             "line 7: unknown field `zeit`, expected one of `time`, `method`, `path`",
         ),
+        (
+            "key = \"a\"\n[[policies]]\nname = \"stopped\"\nalgorithm = \"gate\"\n",
+            r#"policy "stopped": its type has no window: it must be a sliding log, sliding buckets, a sliding counter"#,
+        ),
+        (
+            &POLICY.replace("window = \"1s\"", "algorithm = { token-bucket = { rate = \"7/s\" } }"),
+            r#"policy "burst": its type has no window: it must be a sliding log, sliding buckets, a sliding counter"#,
+        ),
         (&format!("{POLICY}[costs\n"), "line 6: "),
     ] {
         let error = Files::new(plan, "").error(&[]);
