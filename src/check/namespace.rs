@@ -1,7 +1,7 @@
 //! The namespace, with the identity of its store.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{Hash, Hasher},
     num::NonZeroU64,
     sync::{
@@ -30,11 +30,25 @@ struct Named {
     store: Option<Box<str>>,
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
-    /// The pairs in flight for which requests of this process wait, and how many requests there are.
+    /// The pairs in flight for which requests of this process wait.
     awaited: Lock<Awaited>,
 }
 
-type Awaited = HashMap<PairKey, (Arc<Notify>, usize)>;
+type Awaited = HashMap<PairKey, Listeners>;
+
+/// The listeners of a pair, in the order of their creation.
+pub(super) type Listeners = BTreeMap<u64, AwaitedRelease>;
+
+/// What a release needs to know of a listener.
+#[derive(Debug)]
+pub(super) struct AwaitedRelease {
+    pub(super) notify: Arc<Notify>,
+    pub(super) quota: u32,
+    /// Whether a release may admit the request: it asks, or this pair has denied it.
+    pub(super) waits: bool,
+    /// Whether a release has woken the request, which has not asked since.
+    pub(super) is_woken: bool,
+}
 
 /// The denials that a limiter knows.
 pub(crate) trait KnownDenials: Send + Sync {

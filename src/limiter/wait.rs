@@ -7,7 +7,7 @@ use tokio::{runtime::Handle, time::Instant};
 use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
 use crate::{
     check::{Check, Pair, ReleaseListener, released},
-    decision::Wait,
+    decision::{Decision, Status, Wait},
     guard::until,
     learn::jittered,
 };
@@ -27,14 +27,21 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
     let mut ticket = limiter.0.waiters.join(&check, end)?;
     ticket.turn(end).await?;
     // From here on, no release is missed.
-    let held = check.pairs().iter().filter(|pair| !pair.is_shadow && pair.policy.properties().is_held);
+    let pairs = check.pairs().iter().enumerate();
+    let held = pairs.filter(|(_, pair)| !pair.is_shadow && pair.policy.properties().is_held);
     let listener = |pair: &Pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy);
-    let listeners: Vec<ReleaseListener> = held.map(listener).collect();
+    let (held, mut listeners): (Vec<usize>, Vec<_>) = held.map(|(i, pair)| (i, listener(pair))).unzip();
     loop {
-        let denied = match ask().await {
-            Err(Rejection::Denied(denied)) => denied,
-            outcome => return outcome,
-        };
+        listeners.iter_mut().for_each(ReleaseListener::asks);
+        let outcome = ask().await;
+        if let Some(decision) = decision(&outcome) {
+            for (listener, index) in listeners.iter_mut().zip(&held) {
+                let status = decision.indexed_statuses().find(|(i, _)| i == index).map(|(_, status)| status);
+                let is_denied = status.is_none_or(|status| !status.retry_after().is_zero());
+                listener.decided(is_denied, status.map_or(u32::MAX, Status::remaining));
+            }
+        }
+        let Err(Rejection::Denied(denied)) = outcome else { return outcome };
         // The store has decided before this instant, so the request does not ask again too early.
         let (known, unknown) = (denied.longest_known_wait(), denied.longest_unknown_wait());
         let now = Instant::now();
@@ -51,6 +58,14 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
+    }
+}
+
+fn decision(outcome: &AdmitResult) -> Option<&Decision> {
+    match outcome {
+        Ok(admission) => admission.decision(),
+        Err(Rejection::Denied(denied)) => Some(denied),
+        Err(_) => None,
     }
 }
 

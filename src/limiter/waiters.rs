@@ -9,7 +9,13 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::rejection::Rejection;
-use crate::{check::Check, guard::until, key::PartitionKey, lock::Lock, policy::Policy};
+use crate::{
+    check::{Check, Pair},
+    guard::until,
+    key::PartitionKey,
+    lock::Lock,
+    policy::{Algorithm, Policy},
+};
 
 /// All queues of a limiter. An empty queue is removed.
 pub(super) struct Waiters {
@@ -29,8 +35,9 @@ struct Queues {
     next: u64,
 }
 
-/// What the requests of a queue have in common: the partition key, the name and the window of the policy of every pair.
-type QueueKey = Arc<[(PartitionKey, Box<str>, Option<Duration>)]>;
+/// What the requests of a queue have in common: all pairs, and so when a cost fits. Requests with a headroom or the quota of an earlier
+/// table do not hold up those that may have room.
+type QueueKey = Arc<[(PartitionKey, Box<str>, u32, Option<Duration>, Algorithm)]>;
 
 struct WaitQueue {
     /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
@@ -93,8 +100,10 @@ impl Waiters {
     ) -> Result<QueueTicket, Rejection> {
         // No request waits for a shadow pair.
         let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
-        let key: QueueKey =
-            pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
+        let in_common = |Pair { key, policy, .. }: &Pair| {
+            (key.clone(), policy.name().into(), policy.quota_units(), policy.window(), policy.algorithm())
+        };
+        let key: QueueKey = pairs().map(in_common).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues.lock();
         let (mut wake, mut woken) = (None, None);
@@ -278,7 +287,6 @@ impl Drop for QueueTicket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{check::Pair, policy::Algorithm};
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
     Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Wait,
-    backend::{Backend, Reason},
+    backend::{Backend, Pair, Reason},
     testing::ManualClock,
 };
 
@@ -298,6 +298,25 @@ fn units_of_stopped_process_return_and_come_back() {
     });
 }
 
+/// A reload shortens the hold time. Until the next renewal or charge, the entry has the time of the earlier one.
+#[test]
+fn shorter_hold_time_interrupts_no_unit() {
+    let server = Server::start(Engine::Redis);
+    Runtime::new().unwrap().block_on(async {
+        let backend = RedisBackend::connect(&server.url()).await.unwrap();
+        let limiter = Limiter::builder(backend).without_policies().deadline(SECOND).build().unwrap();
+        let check = async |hold_time| {
+            let exports = Policy::in_flight("exports", 1).unwrap().hold_time(hold_time).unwrap();
+            limiter.check([Pair::new(alice(), exports, 1)]).await.unwrap()
+        };
+        let held = check(30 * SECOND).await;
+        assert!(!check(SECOND).await.is_admitted());
+        tokio::time::sleep(SECOND).await;
+        assert!(!check(SECOND).await.is_admitted());
+        assert!(!held.hold().unwrap().was_interrupted());
+    });
+}
+
 #[test]
 fn dropped_check_releases_its_units() {
     let server = Server::start(Engine::Redis);
@@ -327,7 +346,7 @@ fn backend_without_holds_is_rejected() {
     let error = Limiter::builder(Unlimited).policy(exports()).build().unwrap_err();
     assert_eq!(error.to_string(), r#"policy "exports": the backend holds no units of policies in flight"#);
     let limiter = Limiter::builder(Unlimited).without_policies().build().unwrap();
-    let pair = tower_sliding_window::backend::Pair::new(alice(), exports(), 1);
+    let pair = Pair::new(alice(), exports(), 1);
     let outcome = Runtime::new().unwrap().block_on(async { limiter.check([pair]).await });
     assert_eq!(outcome.unwrap_err().reason(), Reason::Unsupported);
 }

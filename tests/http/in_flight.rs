@@ -281,6 +281,34 @@ async fn release_wakes_request_of_policy_with_other_times() {
     assert_eq!(start.elapsed().as_secs(), 1);
 }
 
+/// The requests of each tenant have a queue, and all of them need a unit of the host. A release wakes those that have room.
+#[tokio::test(start_paused = true)]
+async fn request_without_room_passes_release_on() {
+    let limiter = Limiter::builder(MemoryBackend::new()).without_policies().build().unwrap();
+    let pair = |kind: &'static str, name: &'static str, quota, cost| {
+        let policy = Policy::in_flight(kind, quota).unwrap().retry_after(3_600 * SECOND).unwrap();
+        Pair::new(PartitionKey::new(kind, name), policy, cost)
+    };
+    let [host, two_of_host] = [1, 2].map(|cost| pair("host", "api", 2, cost));
+    let wait =
+        |tenant| tokio::spawn(limiter.wait([pair("tenant", tenant, 1, 1), host.clone()], 7_200 * SECOND));
+    let of_a = limiter.check([pair("tenant", "a", 1, 1)]).await.unwrap();
+    let both = limiter.check([two_of_host]).await.unwrap();
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(wait);
+    tokio::time::sleep(SECOND).await;
+    let start = tokio::time::Instant::now();
+    // One release of two units. Tenant a has no room.
+    drop(both);
+    let [of_b, of_c] = [b.await.unwrap().unwrap(), c.await.unwrap().unwrap()];
+    assert!(!a.is_finished() && !d.is_finished());
+    // The woken request leaves before it has asked.
+    drop(of_b);
+    a.abort();
+    let of_d = d.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    drop((of_a, of_c, of_d));
+}
+
 /// Another process returns the unit, so only the poll finds it.
 #[tokio::test]
 async fn wait_layer_polls_for_units_of_other_processes() {

@@ -12,7 +12,7 @@ use tokio::{
 use tower_sliding_window::{
     Admission, Algorithm, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy,
     Rejection, Wait,
-    backend::{Backend, BackendError, Check, Reason, Refund},
+    backend::{Backend, BackendError, Check, Pair, Reason, Refund},
     policy::Rate,
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
@@ -534,4 +534,24 @@ async fn waiter_may_wait_for_a_very_long_time() {
     }
     sleep(3 * SECOND).await;
     assert_eq!(journal.admitted(), [("1", 0), ("2", 1_000), ("3", 2_000)]);
+}
+
+/// Batch requests leave half of the units to others, and a reload raises the quota. In both cases, those that have room do not wait.
+#[tokio::test(start_paused = true)]
+async fn lower_quota_holds_up_no_higher_quota() {
+    let high = policy(10, MINUTE);
+    for low in [high.clone().headroom(50).unwrap(), policy(5, MINUTE)] {
+        let limiter = Limiter::builder(TimedBackend::new()).without_policies().build().unwrap();
+        let wait = |policy: &Policy| {
+            tokio::spawn(limiter.wait([Pair::new(alice(), policy.clone(), 1)], 60 * MINUTE))
+        };
+        let _ = limiter.check([Pair::new(alice(), high.clone(), 5)]).await.unwrap();
+        let start = Instant::now();
+        let first = wait(&low);
+        sleep(SECOND).await;
+        let _ = wait(&high).await.unwrap().unwrap();
+        assert_eq!(start.elapsed().as_secs(), 1);
+        let _ = first.await.unwrap().unwrap();
+        assert_eq!(start.elapsed().as_secs(), 60);
+    }
 }

@@ -142,7 +142,7 @@ use topology::Topology;
 /// | --- | --- | --- |
 /// | all admit | admitted | |
 /// | one denies | denied, whatever the other slots do | are rolled back in the background |
-/// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges if the request fails open, so that a healthy limit still fills; otherwise they are rolled back |
+/// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges if the request fails open, so that a healthy limit still fills; otherwise they are rolled back. Units in flight are released in any case |
 ///
 /// A slot of [shadow pairs](crate::backend::Pair::shadow) only is left out of this table: it does not deny, and its failure leaves
 /// its pairs without a status. Its charge is rolled back if the check is denied. A check waits for such a slot for at most half of its

@@ -80,8 +80,9 @@ pub(super) struct HeldPair {
     renew_at: Option<Instant>,
     /// A pair whose changes were not made pauses until then.
     not_before: Option<Instant>,
-    /// When the last call was sent that has extended the entry.
+    /// When the last call was sent that has extended the entry, and the hold time that it had.
     extended: Instant,
+    held_for: Duration,
     is_in_call: bool,
 }
 
@@ -138,6 +139,7 @@ impl HeldPairs {
             renew_at: None,
             not_before: None,
             extended: Instant::now(),
+            held_for: Duration::from_micros(pair.policy.window_micros()),
             is_in_call: false,
         });
         // A reload may change the hold time.
@@ -159,7 +161,7 @@ impl HeldPairs {
     pub(super) fn was_interrupted(&self, keys: &Arc<Keys>, index: u32) -> bool {
         self.pairs.get(keys).is_none_or(|pair| {
             let unit = pair.units.get(&index);
-            unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.extended + pair.hold_time()
+            unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.extended + pair.held_for
         })
     }
 
@@ -247,7 +249,7 @@ impl HeldPairs {
     pub(super) fn last_release_ends(&self) -> Option<Instant> {
         let last = |pair: &HeldPair| {
             let releases = pair.units.values().filter(|unit| unit.state == UnitState::Releasing);
-            releases.map(|unit| unit.at + pair.hold_time()).max()
+            releases.map(|unit| unit.at + pair.longest_hold_time()).max()
         };
         self.pairs.values().filter_map(last).max()
     }
@@ -286,6 +288,18 @@ impl HeldPair {
         Duration::from_micros(self.pair.policy.window_micros())
     }
 
+    /// Returns the longest time that the entry may have left: a reload may have shortened the hold time since the entry was extended.
+    fn longest_hold_time(&self) -> Duration {
+        self.hold_time().max(self.held_for)
+    }
+
+    /// Notes that a call which was sent at this instant has extended the entry by a hold time.
+    fn extend(&mut self, sent: Instant, hold_time: Duration) {
+        if sent >= self.extended {
+            (self.extended, self.held_for) = (sent, hold_time);
+        }
+    }
+
     /// Notes that the outcome of a charge is known from an instant on.
     fn resolve(&mut self, index: u32, from: Instant) {
         // The first charge has this index. Its outcome is known before another one has it.
@@ -297,7 +311,7 @@ impl HeldPair {
     /// Notes that a check which was sent at this instant holds a number, with these units.
     pub(super) fn confirm(&mut self, index: u32, units: u32, sent: Instant) {
         let now = Instant::now();
-        if sent >= self.extended + self.hold_time() {
+        if sent >= self.extended + self.held_for {
             // The entry had ended before this check extended it.
             let held = self.units.values_mut().filter(|unit| unit.state == UnitState::Held);
             held.for_each(|unit| unit.was_interrupted = true);
@@ -305,7 +319,7 @@ impl HeldPair {
         self.resolve(index, now);
         let Some(unit) = self.units.get_mut(&index) else { return };
         (unit.state, unit.at, unit.number.units) = (UnitState::Held, now, units);
-        self.extended = self.extended.max(sent);
+        self.extend(sent, self.hold_time());
         let due = sent + self.hold_time() / 3;
         self.renew_at = Some(self.renew_at.map_or(due, |at| at.min(due)));
     }
@@ -329,7 +343,7 @@ impl HeldPair {
 
     /// Adds the changes that are due to a call, if there are any.
     fn join(&mut self, keys: &Arc<Keys>, call: &mut HoldCall, room: &mut usize, renews: bool) {
-        let hold_time = self.hold_time();
+        let (hold_time, longest) = (self.hold_time(), self.longest_hold_time());
         let due: Vec<(Instant, u32)> =
             self.changing.iter().take_while(|(at, _)| *at <= call.sent).take(*room).copied().collect();
         let (mut releases, mut restores) = (Vec::new(), Vec::new());
@@ -337,7 +351,7 @@ impl HeldPair {
             match self.units.get(&index) {
                 Some(Unit { state: UnitState::Held, number, .. }) => restores.push(*number),
                 // Its entry has ended.
-                Some(_) if at + hold_time <= call.sent => self.make_free(index),
+                Some(_) if at + longest <= call.sent => self.make_free(index),
                 unit => releases.extend(unit.map(|unit| unit.number)),
             }
         }
@@ -398,7 +412,7 @@ impl HeldPair {
         if !changes.renews {
             return;
         }
-        self.extended = self.extended.max(sent);
+        self.extend(sent, Duration::from_micros(changes.hold_micros));
         let listed: i64 = numbers.iter().map(|number| i64::from(number.units)).sum();
         if self.corrected.is_some_and(|at| at < sent) {
             self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
