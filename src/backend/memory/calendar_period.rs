@@ -48,9 +48,9 @@ impl Count for CalendarPeriod {
         let (end, usage) = match monotonic_instant(clock, last, end - begin) {
             None => (period.end, new),
             Some(now) if now > clock => (end, *self),
-            // A later begin starts a period only if nothing was charged since. Otherwise, policies with other begins would start
-            // several periods in one.
-            Some(_) if period.start > begin && period.start > last => (period.end, new),
+            // Before the end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other begins
+            // would start several periods in one.
+            Some(now) if now >= end || period.start > begin && period.start > last => (period.end, new),
             Some(_) => {
                 if period.start < begin {
                     observe::earlier_period(policy);
@@ -98,5 +98,25 @@ impl UsageReading for CalendarPeriodReading {
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
         Forecast { used: self.usage.used + units, next: self.end, reset: self.end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Anchor, Period, Zone};
+
+    #[test]
+    fn period_that_has_ended_never_goes_on() {
+        // 20 January and 3 February 2026.
+        let [charged, later] = [1_768_867_200_000_000, 1_770_076_800_000_000];
+        let monthly = |day| {
+            let policy = Policy::calendar_period("p", 3, Period::Month, Zone::utc()).unwrap();
+            policy.anchored(Anchor::day(day)).unwrap()
+        };
+        let mut count = CalendarPeriod::EMPTY;
+        count.charge(count.read(charged, &monthly(1)), 3);
+        assert_eq!(count.read(charged, &monthly(15)).used(), 3);
+        assert_eq!(count.read(later, &monthly(15)).used(), 0, "it ended on 1 February");
     }
 }

@@ -113,6 +113,15 @@ edges! {
         assert_eq!(bench.used("a", &monthly(3, 10)), 0);
     }
 
+    period_that_has_ended_never_goes_on: |bench| {
+        bench.clock.set_micros(utc([2026, 1, 20, 0]));
+        assert!(bench.admits("a", &monthly(3, 1), 3));
+        bench.clock.set_micros(utc([2026, 2, 3, 0]));
+        // The anchor has changed. Its period contains the last charge, and that of the charge ended on 1 February.
+        assert!(bench.admits("a", &monthly(3, 15), 3));
+        assert_eq!(bench.check(&[("a", &monthly(3, 15), 1)]).retry_after(), wait_of(12 * DAY));
+    }
+
     two_anchors_admit_at_most_twice_quota: |bench| {
         let (quota, mut random) = (4_u32, Random(5));
         for round in 0..12 {
