@@ -501,3 +501,15 @@ fn shadow_charge_keeps_enforced_usage_from_eviction() {
     assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full), "both keys are above half of their quota");
     assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)), "the enforced usage is kept");
 }
+
+/// The release of an evicted request would return the units of others.
+#[test]
+fn units_of_shadow_pair_in_flight_are_never_evicted() {
+    let backend = bounded(1);
+    let exports = Policy::in_flight("exports", 3).unwrap();
+    let shadow = decide(&backend, Purpose::Charge, &[pair(1, &exports, 3).shadow()]).unwrap();
+    assert_eq!(charge(&backend, 2, &policy("p", 10), 1), Err(Reason::Full));
+    assert_eq!(charge(&backend, 1, &exports, 1), Ok(false), "the shadow request holds all units");
+    drop(shadow);
+    assert_eq!(charge(&backend, 2, &policy("p", 10), 1), Ok(true));
+}

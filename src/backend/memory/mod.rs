@@ -74,7 +74,8 @@ for_each_type!(declare_types);
 /// client can invent: see [Unverified headers](crate::guide::keys#unverified-headers-limit-the-address-as-well).
 ///
 /// A [shadow pair](crate::backend::Pair::shadow) evicts no key: if there is no room for its key, it is not counted, and has no status.
-/// Usage that only shadow pairs have charged does not count as a share of a quota, so such keys are evicted first.
+/// Usage that only shadow pairs have charged does not count as a share of a quota, so such keys are evicted first. A key whose units [in
+/// flight](crate::Policy::in_flight) are held is never evicted.
 ///
 /// [`when_full`](Self::when_full) disables evictions.
 ///

@@ -279,11 +279,11 @@ impl KeySlot {
     pub(super) fn share(&self, terms: &TermTable, now: u64) -> f64 {
         let mut largest: f64 = 0.0;
         self.each_count(terms, |policy, count| {
-            if !count.is_shadow() {
+            // A key with held units is never evicted, because their release would return the units of others.
+            let is_held = policy.properties().is_held;
+            if is_held || !count.is_shadow() {
                 let used = count.read(now, policy).used() as f64;
-                // A key with held units is never evicted.
-                let quota = if policy.properties().is_held { 1.0 } else { f64::from(policy.quota_units()) };
-                largest = largest.max(used / quota);
+                largest = largest.max(used / if is_held { 1.0 } else { f64::from(policy.quota_units()) });
             }
         });
         largest
