@@ -620,30 +620,29 @@ impl Builder {
         if self.options.settle.is_some() && !limiter.can_settle() {
             return Err(ConfigError::CannotSettle);
         }
-        Ok(())
+        limiter.check_held(first.iter().chain(self.further_policies()))
     }
 
-    /// Compares the constant costs with the policies. A plan has no constant costs.
+    /// Compares the constant costs with the policies. A plan has no constant costs, and may choose any policies.
     fn check_costs(&self, limiter: &Limiter) -> Result<(), ConfigError> {
-        let HttpOptions { plan: None, others, settle, .. } = &self.options else { return Ok(()) };
+        let HttpOptions { plan, others, settle, .. } = &self.options;
         let first: Vec<Policy> =
             limiter.policies().iter().chain(self.first.own_policies()).cloned().collect();
         let names: Vec<&str> = first.iter().chain(self.further_policies()).map(Policy::name).collect();
-        let is_chosen = self.limits().any(Limit::chooses_policies);
+        let is_chosen = plan.is_some() || self.limits().any(Limit::chooses_policies);
         let names = (!is_chosen).then_some(&*names);
         // A layer that settles makes every request a reservation.
         let settles = settle.is_some();
         let clamps = self.clamps(limiter);
         let rules = CostRules { names, settles, clamps };
-        self.first.check_costs(&first, &rules)?;
+        if plan.is_none() {
+            self.first.check_costs(&first, &rules)?;
+        }
         others.iter().try_for_each(|limit| limit.check_costs(limit.own_policies(), &rules))
     }
 
-    /// Compares the policy tables with the policies and the constant costs. A plan has no tables.
+    /// Compares the policy tables with the policies and the constant costs.
     fn tables(&self, limiter: &Limiter) -> Result<Option<Tables>, ConfigError> {
-        if self.options.plan.is_some() {
-            return Ok(None);
-        }
         let limits: Vec<&Limit> = self.limits().collect();
         let own = limiter.policies().iter().chain(self.first.own_policies());
         let fixed: Vec<Policy> = own.chain(self.further_policies()).cloned().collect();

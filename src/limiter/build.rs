@@ -4,7 +4,7 @@ use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 use super::{
     draft::Reserve,
-    inner::{Limiter, LimiterInner, LimiterSettings},
+    inner::{Limiter, LimiterInner, LimiterSettings, check_held},
     waiters::Waiters,
 };
 use crate::{
@@ -371,12 +371,7 @@ impl LimiterBuilder {
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }
-        match policies.iter().find(|policy| policy.properties().is_held) {
-            Some(policy) if !self.backend.holds_units() => {
-                Err(ConfigError::CannotHold { policy: policy.name().to_owned() })
-            }
-            _ => Ok(()),
-        }
+        check_held(policies, self.backend.holds_units())
     }
 }
 

@@ -23,14 +23,15 @@ use tower_sliding_window::{
     backend::{Pair, Reason},
     by,
     hold::Hold,
-    key::Header,
+    key::{Header, constant},
+    limit,
     outage::Share,
     settle::{Unsettled, by_hand},
     testing::{FakeAnswer, FakeBackend},
     wait::WaitLayer,
 };
 
-use super::{ALICE, SECOND, api_key};
+use super::{ALICE, Later, SECOND, api_key};
 use crate::support::server::{Engine, Server};
 
 fn exports(quota: u32) -> Policy {
@@ -329,6 +330,18 @@ async fn wait_layer_polls_for_units_of_other_processes() {
     assert!(!waiting.is_finished());
     drop(held);
     assert!(timeout(SECOND, waiting).await.unwrap().unwrap().is_ok());
+}
+
+#[test]
+fn backend_without_holds_rejects_policy_in_flight() {
+    let cannot_hold = |error| matches!(error, ConfigError::CannotHold { policy, .. } if policy == "exports");
+    let limiter = || Limiter::builder(Later(FakeBackend::admitting()));
+    assert!(cannot_hold(limiter().policy(exports(1)).build().unwrap_err()));
+    let shared = limiter().policy(Policy::new("calls", 9, SECOND).unwrap()).build().unwrap();
+    let layer = || RateLimitLayer::builder(shared.clone()).key(constant("user", "alice"));
+    assert!(cannot_hold(layer().policy(exports(1)).build().unwrap_err()));
+    let also = limit(constant("user", "bob")).policy(exports(1));
+    assert!(cannot_hold(layer().also(also).build().unwrap_err()));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
     Builder, ConfigError, Costs, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies,
-    RateLimitLayer, Rejection,
+    PolicyTable, RateLimitLayer, Rejection,
     backend::{Backend, Pair, Purpose, Reason},
     header,
     key::{self, MissingKey},
@@ -283,6 +283,27 @@ async fn limit_adds_policies_of_request_to_plan() {
     assert_eq!(answer.header("ratelimit"), Some(r#""own";r=5;t=60, "per-route";r=8;t=60"#));
     let keys: Vec<_> = backend.checks()[0].pairs.iter().map(|pair| pair.key.clone()).collect();
     assert_eq!(keys, [key_of("user", "alice"), key_of("route", "/a")]);
+}
+
+/// A plan replaces the first limit, and the others are checked as without it.
+#[test]
+fn further_limit_beside_plan_is_validated() {
+    let table = PolicyTable::new(policy("p", 5, MINUTE));
+    let builders = || {
+        let builder = || RateLimitLayer::builder(FakeBackend::admitting());
+        [builder().plan_by(|_| Draft::exempt()), builder().key(api_key()).policy(policy("own", 9, MINUTE))]
+    };
+    for builder in builders() {
+        let also = limit(api_key()).policy(policy("p", 5, MINUTE)).cost(10);
+        let error = builder.also(also).build().unwrap_err();
+        assert!(matches!(&error, ConfigError::CostAboveQuota { policy, .. } if policy == "p"), "{error}");
+    }
+    for builder in builders() {
+        let chosen = limit(api_key()).policies(table.choose_by(|_| Some("gold"))).cost(4);
+        let _layer = builder.also(chosen).build().unwrap();
+        let error = table.set("gold", policy("p", 3, MINUTE)).unwrap_err();
+        assert!(matches!(error, ConfigError::InvalidTier { .. }), "{error}");
+    }
 }
 
 fn any_path() -> Router {
