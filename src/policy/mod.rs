@@ -485,10 +485,13 @@ impl Policy {
     /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
     /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm cannot be
     /// leased so, or if the rate of a [token bucket](Self::token_bucket), a field of a policy [in flight](Self::in_flight) or the anchor of a
-    /// calendar period is not possible.
+    /// calendar period is not possible. A [gate](Self::gate) stays a gate, because it has no quota.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         let PolicySettings { name, quota, window, .. } = &self.0.settings;
         let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
+        if properties.has_quota && !self.properties().has_quota {
+            return Err(self.wrong_type("algorithm", algorithm, "that of a gate, which has no quota"));
+        }
         if let Some(lease) = self.lease()
             && !lease.is_possible(&properties)
         {
@@ -500,7 +503,8 @@ impl Policy {
                 // No cost is above it.
                 settings.quota = NonZeroU32::MAX;
             }
-            settings.whole = settings.whole.map(|(quota, _)| (quota, algorithm));
+            settings.whole =
+                settings.whole.filter(|_| properties.has_quota).map(|(quota, _)| (quota, algorithm));
         }))
     }
 
@@ -511,8 +515,18 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidPolicy`] unless the percentage is 0 to 99 percent and leaves at least one unit.
+    /// Returns [`ConfigError::InvalidPolicy`] unless the percentage is 0 to 99 percent and leaves at least one unit, or if the policy is a
+    /// [gate](Self::gate), which has no quota.
     pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
+        if !self.properties().has_quota {
+            let given = format!("{percent} percent");
+            return Err(ConfigError::invalid_policy(
+                self.name(),
+                "headroom of",
+                given,
+                "set on a policy with a quota",
+            ));
+        }
         let quota = self.quota_units();
         let kept = u64::from(quota) * u64::from(100_u32.saturating_sub(percent)) / 100;
         // Not more than the quota was.
@@ -891,6 +905,22 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn gate_gets_no_quota() {
+        let gate = || Policy::gate("api").unwrap();
+        let text = |policy: Result<Policy, ConfigError>| policy.unwrap_err().to_string();
+        assert_eq!(
+            text(gate().with_algorithm(Algorithm::SlidingLog)),
+            r#"policy "api": algorithm SlidingLog: it must be that of a gate, which has no quota"#
+        );
+        assert_eq!(
+            text(gate().headroom(20)),
+            r#"policy "api": headroom of 20 percent: it must be set on a policy with a quota"#
+        );
+        let reduced = Policy::new("api", 100, Duration::from_secs(1)).unwrap().headroom(10).unwrap();
+        assert_eq!(reduced.with_algorithm(Algorithm::Gate).unwrap().reserve(), 0);
     }
 
     #[test]
