@@ -415,7 +415,8 @@ async fn settlement_returns_instant_of_latest_change() {
 fn drain_ends_although_another_runtime_is_not_driven() {
     let limiter = build(Limiter::builder(Later(FakeBackend::admitting())));
     let undriven = Builder::new_current_thread().enable_time().build().unwrap();
-    let _settlement = undriven.block_on(async { reserve(&limiter).await.settle(2) });
+    let reservation = undriven.block_on(reserve(&limiter));
+    let _settlement = undriven.block_on(async { Some(reservation.settle(2)) });
     let other = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let drained = other.block_on(async { timeout(Duration::from_secs(10), limiter.drain()).await });
     assert!(drained.is_ok(), "the deadline of the settlement has passed");
