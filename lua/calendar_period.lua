@@ -26,8 +26,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     -- If the clock is behind the last charge by at most the period, time stands still. If it is behind by more, the value is
     -- foreign and counts as empty.
     if last <= now then
-      -- Before the stored end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other begins
-      -- would start several periods in one.
+      -- Before the stored end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other
+      -- begins would start several periods in one.
       if now < stored_end and (begin <= stored_begin or begin <= last) then
         if begin < stored_begin then verdict = EARLIER_PERIOD end
         begin, used = stored_begin, stored

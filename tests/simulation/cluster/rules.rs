@@ -78,8 +78,6 @@ pub const RECOVERY: Duration = Duration::from_millis(2_500);
 
 /// The time after which replies that were held have arrived.
 const HELD: Duration = Duration::from_millis(250);
-/// The longest time of a settlement or a rollback.
-const MAX_SETTLEMENT: Duration = Duration::from_secs(5);
 
 /// A younger connection may be one of two that were opened at the same time.
 const ESTABLISHED: Duration = Duration::from_millis(250);
@@ -440,8 +438,8 @@ fn check_peeks(events: &Events, report: &mut Report<'_>) {
     let mut by_end: Vec<_> =
         events.outcomes.iter().map(|(id, (end, outcome))| (*end, *id, *outcome)).collect();
     by_end.sort_by_key(|(end, id, _)| (*end, *id));
-    // After a cancelled check, the process no longer trusts what it knows of any of its pairs. The nodes show only the rollbacks
-    // of those that were charged.
+    // While a cancelled check waits for late replies, the process learns no denial of any of its pairs. The nodes show only the
+    // rollbacks of those that were charged.
     let cancelled: Vec<_> = by_end
         .iter()
         .filter(|(_, id, outcome)| {
@@ -466,7 +464,7 @@ fn check_peeks(events: &Events, report: &mut Report<'_>) {
             }
         }
         let is_known = |slot: &u16| {
-            denials.get(&(started.client, started.limiter, *slot)).is_some_and(|(decided, _, cost)| {
+            denials.get(&(started.client, started.limiter, *slot)).is_some_and(|(decided, known, cost)| {
                 // Settlements, rollbacks and resets of the process invalidate what it knows.
                 let own =
                     |id: &Id| events.started.get(id).is_some_and(|(_, other)| other.client == started.client);
@@ -476,7 +474,7 @@ fn check_peeks(events: &Events, report: &mut Report<'_>) {
                     }) || cancelled.iter().any(|(id, end)| {
                         let is_of_slot =
                             events.started.get(id).is_some_and(|(_, other)| other.slots.contains(slot));
-                        is_of_slot && own(id) && *end <= at && *end + MAX_SETTLEMENT >= from
+                        is_of_slot && own(id) && end <= known && *end + HELD >= from
                     }) || events.resets.iter().any(|(reset, of)| of == slot && *reset + DEADLINE >= from)
                 };
                 *cost <= started.cost && at + SLACK < *decided + max_age && !is_changed(*decided)
