@@ -1,7 +1,7 @@
 //! The namespace, with the identity of its store.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{Hash, Hasher},
     num::NonZeroU64,
     sync::{
@@ -36,16 +36,19 @@ struct Named {
 
 type Awaited = HashMap<PairKey, Listeners>;
 
-/// The listeners of a pair, in the order of their creation.
-pub(super) type Listeners = BTreeMap<u64, AwaitedRelease>;
+/// The listeners of a pair.
+#[derive(Debug, Default)]
+pub(super) struct Listeners {
+    /// By their numbers, in the order of their creation.
+    pub(super) all: BTreeMap<u64, AwaitedRelease>,
+    /// The numbers of those that a release may wake, by their quotas.
+    pub(super) waiting: BTreeMap<u32, BTreeSet<u64>>,
+}
 
 /// What a release needs to know of a listener.
 #[derive(Debug)]
 pub(super) struct AwaitedRelease {
     pub(super) notify: Arc<Notify>,
-    pub(super) quota: u32,
-    /// Whether a release may admit the request: it asks, or this pair has denied it.
-    pub(super) waits: bool,
     /// Whether a release has woken the request, which has not asked since.
     pub(super) is_woken: bool,
 }

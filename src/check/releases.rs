@@ -4,7 +4,14 @@
 //! have room, it wakes the request behind it. So no release is lost at a request that another pair denies, or that needs more units,
 //! and each request asks at most once for it.
 
-use std::{future::poll_fn, mem, pin::Pin, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    mem,
+    ops::Bound,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use tokio::sync::{Notify, futures::Notified};
 
@@ -28,9 +35,9 @@ impl ReleaseListener {
         let notify = Arc::new(Notify::new());
         let mut awaited = namespace.awaited().lock();
         let listeners = awaited.entry(pair.clone()).or_default();
-        let number = listeners.last_key_value().map_or(0, |(last, _)| last + 1);
-        let (waking, quota) = (notify.clone(), policy.quota_units());
-        listeners.insert(number, AwaitedRelease { notify: waking, quota, waits: true, is_woken: false });
+        let number = listeners.all.last_key_value().map_or(0, |(last, _)| last + 1);
+        listeners.all.insert(number, AwaitedRelease { notify: notify.clone(), is_woken: false });
+        listeners.set_waiting(number, policy.quota_units(), true);
         drop(awaited);
         Self { namespace, pair, number, notify, has_release: false }
     }
@@ -55,18 +62,30 @@ impl ReleaseListener {
 
     /// Notes whether a release may admit the request. Returns whether one has woken it.
     fn take_release(&self, waits: bool) -> bool {
-        let mut awaited = self.namespace.awaited().lock();
-        let listener = awaited.get_mut(&self.pair).and_then(|listeners| listeners.get_mut(&self.number));
-        listener.is_some_and(|listener| {
-            listener.waits = waits;
-            mem::take(&mut listener.is_woken)
-        })
+        let (mut awaited, quota) = (self.namespace.awaited().lock(), self.pair.policy().quota_units());
+        let Some(listeners) = awaited.get_mut(&self.pair) else { return false };
+        listeners.set_waiting(self.number, quota, waits);
+        listeners.all.get_mut(&self.number).is_some_and(|listener| mem::take(&mut listener.is_woken))
+    }
+
+    /// Is ready when a release has woken the request, and it has not asked since. A notification alone may be an earlier one.
+    fn poll_release<'a>(&'a self, notified: &mut Pin<Box<Notified<'a>>>, cx: &mut Context<'_>) -> Poll<()> {
+        while notified.as_mut().poll(cx).is_ready() {
+            let awaited = self.namespace.awaited().lock();
+            let listener = awaited.get(&self.pair).and_then(|listeners| listeners.all.get(&self.number));
+            if listener.is_none_or(|listener| listener.is_woken) {
+                return Poll::Ready(());
+            }
+            drop(awaited);
+            notified.set(self.notify.notified());
+        }
+        Poll::Pending
     }
 
     /// Wakes the first request behind this one whose quota is higher.
     fn wake_next(&self, quota: u32) {
         let mut awaited = self.namespace.awaited().lock();
-        let next = awaited.get_mut(&self.pair).and_then(|listeners| wake(listeners, self.number + 1, quota));
+        let next = awaited.get_mut(&self.pair).and_then(|listeners| listeners.wake(self.number + 1, quota));
         drop(awaited);
         // A waker may run code of its own, so the lock is free.
         next.iter().for_each(|next| next.notify_one());
@@ -77,8 +96,9 @@ impl Drop for ReleaseListener {
     fn drop(&mut self) {
         let mut awaited = self.namespace.awaited().lock();
         let Some(listeners) = awaited.get_mut(&self.pair) else { return };
-        let removed = listeners.remove(&self.number);
-        let is_empty = listeners.is_empty();
+        let removed = listeners.all.remove(&self.number);
+        listeners.set_waiting(self.number, self.pair.policy().quota_units(), false);
+        let is_empty = listeners.all.is_empty();
         if is_empty {
             awaited.remove(&self.pair);
         }
@@ -90,24 +110,41 @@ impl Drop for ReleaseListener {
     }
 }
 
-/// Marks the first listener from a number on that waits, has a higher quota and is not woken yet. Returns what wakes it.
-fn wake(listeners: &mut Listeners, from: u64, quota: u32) -> Option<Arc<Notify>> {
-    let mut listeners = listeners.range_mut(from..).map(|(_, listener)| listener);
-    let may_have_room = |listener: &&mut AwaitedRelease| listener.waits && listener.quota > quota;
-    let next = listeners.find(|listener| !listener.is_woken && may_have_room(listener))?;
-    next.is_woken = true;
-    Some(next.notify.clone())
+impl Listeners {
+    /// Notes whether a release may wake a listener with this quota: it asks, or the pair has denied it.
+    fn set_waiting(&mut self, number: u64, quota: u32, waits: bool) {
+        if waits {
+            self.waiting.entry(quota).or_default().insert(number);
+        } else if let Some(numbers) = self.waiting.get_mut(&quota) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.waiting.remove(&quota);
+            }
+        }
+    }
+
+    /// Marks the first listener from a number on that waits, has a higher quota and is not woken yet. Returns what wakes it.
+    fn wake(&mut self, from: u64, quota: u32) -> Option<Arc<Notify>> {
+        let higher = self.waiting.range((Bound::Excluded(quota), Bound::Unbounded));
+        let first = higher.filter_map(|(quota, numbers)| Some((*numbers.range(from..).next()?, *quota)));
+        let (number, quota) = first.min()?;
+        self.set_waiting(number, quota, false);
+        let listener = self.all.get_mut(&number)?;
+        listener.is_woken = true;
+        Some(listener.notify.clone())
+    }
 }
 
 impl Namespace {
     /// Notes that units of a pair were released: wakes the first request that waits for them.
     pub(crate) fn released(&self, key: &PartitionKey, policy: &Policy) {
-        let mut awaited = self.awaited().lock();
         // Usually no request waits.
-        if awaited.is_empty() {
+        if self.awaited().lock().is_empty() {
             return;
         }
-        let first = awaited.get_mut(&PairKey::new(key, policy)).and_then(|listeners| wake(listeners, 0, 0));
+        let pair = PairKey::new(key, policy);
+        let mut awaited = self.awaited().lock();
+        let first = awaited.get_mut(&pair).and_then(|listeners| listeners.wake(0, 0));
         drop(awaited);
         first.iter().for_each(|first| first.notify_one());
     }
@@ -118,7 +155,8 @@ pub(crate) async fn released(listeners: &[ReleaseListener]) {
     let mut releases: Vec<Pin<Box<Notified<'_>>>> =
         listeners.iter().map(|listener| Box::pin(listener.notify.notified())).collect();
     poll_fn(|cx| {
-        let is_released = releases.iter_mut().any(|release| release.as_mut().poll(cx).is_ready());
+        let mut all = listeners.iter().zip(&mut releases);
+        let is_released = all.any(|(listener, notified)| listener.poll_release(notified, cx).is_ready());
         if is_released { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;

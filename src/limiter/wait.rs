@@ -35,9 +35,11 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
         listeners.iter_mut().for_each(ReleaseListener::asks);
         let outcome = ask().await;
         if let Some(decision) = decision(&outcome) {
+            // Without such an interval, no pair in flight denies the request, and it asks at the end of its known wait.
+            let interval = outcome.as_ref().err().and(decision.longest_unknown_wait());
             for (listener, index) in listeners.iter_mut().zip(&held) {
                 let status = decision.indexed_statuses().find(|(i, _)| i == index).map(|(_, status)| status);
-                let is_denied = status.is_none_or(|status| !status.retry_after().is_zero());
+                let is_denied = status.map_or(interval.is_some(), |status| !status.retry_after().is_zero());
                 listener.decided(is_denied, status.map_or(u32::MAX, Status::remaining));
             }
         }

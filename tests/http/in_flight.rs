@@ -4,6 +4,10 @@ use std::{
     convert::Infallible,
     env,
     future::{pending, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,7 +24,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies, Policy, PolicyTable,
     RateLimitLayer, RedisBackend, Wait,
-    backend::{Pair, Reason},
+    backend::{Backend, BackendError, Check, Pair, Reason},
     by,
     hold::Hold,
     key::{Header, constant},
@@ -308,6 +312,47 @@ async fn request_without_room_passes_release_on() {
     let of_d = d.await.unwrap().unwrap();
     assert_eq!(start.elapsed(), Duration::ZERO);
     drop((of_a, of_c, of_d));
+}
+
+/// A memory that answers after 10 ms. It counts the checks of two pairs.
+#[derive(Clone)]
+struct SlowMemory(MemoryBackend, Arc<AtomicUsize>);
+
+impl Backend for SlowMemory {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        self.1.fetch_add(check.pairs().len() / 2, Ordering::SeqCst);
+        tokio::time::sleep(SECOND / 100).await;
+        self.0.check(check).await
+    }
+
+    fn holds_units(&self) -> bool {
+        true
+    }
+}
+
+/// The tenant has no room, and units of its host are released all the time.
+#[tokio::test(start_paused = true)]
+async fn release_of_other_pair_causes_no_check() {
+    for cached in [false, true] {
+        let backend = SlowMemory(MemoryBackend::new(), Arc::default());
+        let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+        let host = || Pair::new(PartitionKey::new("host", "api"), exports(10), 1);
+        let policy = if cached { Policy::new("calls", 1, 60 * SECOND).unwrap() } else { exports(1) };
+        let tenant = || Pair::new(PartitionKey::new("tenant", "a"), policy.clone(), 1);
+        let of_tenant = limiter.check([tenant()]).await.unwrap();
+        if cached {
+            assert!(!limiter.check([tenant()]).await.unwrap().is_admitted());
+        }
+        let waiting = tokio::spawn(limiter.wait([tenant(), host()], 600 * SECOND));
+        for _ in 0..500 {
+            drop(limiter.check([host()]).await.unwrap());
+        }
+        // In 5 s, a denial without a known wait is asked for again after half a second to a second.
+        let (asked, most) = (backend.1.load(Ordering::SeqCst), if cached { 1 } else { 11 });
+        assert!(asked <= most, "{asked} checks, cached: {cached}");
+        waiting.abort();
+        drop(of_tenant);
+    }
 }
 
 /// Another process returns the unit, so only the poll finds it.
