@@ -27,6 +27,8 @@ pub(super) struct Waiters {
 #[derive(Default)]
 struct Queues {
     by_key: HashMap<QueueKey, WaitQueue>,
+    /// The entries of the queues of each key, whatever their quotas are.
+    of_key: HashMap<CountedKey, usize>,
     /// The entries of all queues.
     entries: usize,
     /// The entries that wait. The others are first in their queue and ask.
@@ -38,6 +40,9 @@ struct Queues {
 /// What the requests of a queue have in common: all pairs, and so when a cost fits. Requests with a headroom or the quota of an earlier
 /// table do not hold up those that may have room.
 type QueueKey = Arc<[(PartitionKey, Box<str>, u32, Option<Duration>, Algorithm)]>;
+
+/// What the queues of a key have in common: the partition key and the name of the policy of every pair.
+type CountedKey = Arc<[(PartitionKey, Box<str>)]>;
 
 struct WaitQueue {
     /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
@@ -72,6 +77,7 @@ enum Wakeup {
 pub(super) struct QueueTicket {
     waiters: Arc<Waiters>,
     key: QueueKey,
+    counted: CountedKey,
     number: u64,
     woken: Option<oneshot::Receiver<Wakeup>>,
 }
@@ -104,11 +110,13 @@ impl Waiters {
             (key.clone(), policy.name().into(), policy.quota_units(), policy.window(), policy.algorithm())
         };
         let key: QueueKey = pairs().map(in_common).collect();
+        let counted: CountedKey =
+            pairs().map(|Pair { key, policy, .. }| (key.clone(), policy.name().into())).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues.lock();
         let (mut wake, mut woken) = (None, None);
         if let Some(queue) = queues.by_key.get(&key) {
-            if queue.entries.len() >= self.max_per_key {
+            if queues.of_key.get(&counted).is_some_and(|entries| *entries >= self.max_per_key) {
                 return Err(Rejection::TooManyWaiting { max: self.max_per_key, is_per_key: true });
             }
             if queues.waiting >= self.max {
@@ -125,6 +133,7 @@ impl Waiters {
         let number = queues.next;
         queues.next += 1;
         queues.entries += 1;
+        *queues.of_key.entry(counted.clone()).or_default() += 1;
         let waits = wake.is_some();
         queues.waiting += usize::from(waits);
         let queue = queues.by_key.entry(key.clone()).or_insert_with(|| WaitQueue {
@@ -135,7 +144,20 @@ impl Waiters {
         add(&mut queue.units, &costs);
         queue.entries.push_back(QueuedRequest { ticket: number, costs, end, waits, wake });
         drop(queues);
-        Ok(QueueTicket { waiters: self.clone(), key, number, woken })
+        Ok(QueueTicket { waiters: self.clone(), key, counted, number, woken })
+    }
+}
+
+impl Queues {
+    /// Counts entries that have left a queue of this key.
+    fn left(&mut self, counted: &CountedKey, entries: usize) {
+        self.entries -= entries;
+        if let Some(of_key) = self.of_key.get_mut(counted) {
+            *of_key -= entries;
+            if *of_key == 0 {
+                self.of_key.remove(counted);
+            }
+        }
     }
 }
 
@@ -228,7 +250,7 @@ impl QueueTicket {
             true
         });
         queue.entries = entries;
-        queues.entries -= too_long.len();
+        queues.left(&self.counted, too_long.len());
         queues.waiting -= too_long.len();
         drop(guard);
         // A waker may run code of its own, so the lock is free.
@@ -262,11 +284,8 @@ impl Drop for QueueTicket {
         let Some(queue) = queues.by_key.get_mut(&self.key) else { return };
         // The queue has removed the entry if its turn would come after its end.
         let Ok(i) = queue.entries.binary_search_by_key(&self.number, |entry| entry.ticket) else { return };
-        if let Some(entry) = queue.entries.remove(i) {
-            subtract(&mut queue.units, &entry.costs);
-            queues.entries -= 1;
-            queues.waiting -= usize::from(entry.waits);
-        }
+        let removed = queue.entries.remove(i);
+        removed.iter().for_each(|entry| subtract(&mut queue.units, &entry.costs));
         let mut next = None;
         match queue.entries.front_mut() {
             None => drop(queues.by_key.remove(&self.key)),
@@ -275,6 +294,10 @@ impl Drop for QueueTicket {
                 queue.asks_at = None;
             }
             Some(_) => {}
+        }
+        if let Some(entry) = removed {
+            queues.left(&self.counted, 1);
+            queues.waiting -= usize::from(entry.waits);
         }
         drop(guard);
         if let Some(next) = next {
