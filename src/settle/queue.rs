@@ -124,7 +124,8 @@ impl SettlementQueue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until no worker runs, at most until the last deadline has passed. The jobs of a runtime that does not run are then lost.
+    /// Waits until no worker runs, at most until the last deadline has passed. The jobs that wait for a runtime that does not run are then
+    /// lost.
     pub(crate) async fn drain(&self) {
         loop {
             let mut confirmation = pin!(self.idle.notified());
@@ -138,9 +139,15 @@ impl SettlementQueue {
                 waiting.last_deadline.map(|deadline| deadline + GRACE)
             };
             if until(end, confirmation).await.is_none() {
-                let late = self.waiting.lock().take_late(Instant::now());
+                let (late, is_over) = {
+                    let (mut waiting, now) = (self.waiting.lock(), Instant::now());
+                    (waiting.take_late(now), waiting.last_deadline.is_none_or(|last| last + GRACE <= now))
+                };
                 drop(late);
-                return;
+                // A job may have come meanwhile.
+                if is_over {
+                    return;
+                }
             }
         }
     }
