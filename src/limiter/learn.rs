@@ -92,6 +92,10 @@ impl Limiter {
             }
             // The store learns each part of the answer that it can.
             for check in smaller {
+                // In an outage, each further check would take a deadline.
+                if error.as_ref().is_some_and(|error: &BackendError| error.reason().is_outage()) {
+                    break;
+                }
                 match limiter.decide(check, false, |_, _, decided| decided).await {
                     Ok(decision) => learned.charged.extend(
                         decision.statuses().iter().map(|status| (status.policy().clone(), status.cost())),
