@@ -139,7 +139,10 @@ impl HeldNumbers {
         numbers.retain(|(i, keys, index)| {
             let held = decision.and_then(|decision| decision.held_pairs(check).find(|(held, ..)| held == i));
             pairs.change(keys, |pair| match held {
-                Some((.., units)) => pair.confirm(*index, units, *sent),
+                Some((_, of_check, units)) => {
+                    let hold_time = Duration::from_micros(of_check.policy.window_micros());
+                    pair.confirm(*index, units, *sent, hold_time);
+                }
                 None => pair.make_free(*index),
             });
             held.is_some()

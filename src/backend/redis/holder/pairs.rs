@@ -308,8 +308,9 @@ impl HeldPair {
         }
     }
 
-    /// Notes that a check which was sent at this instant holds a number, with these units.
-    pub(super) fn confirm(&mut self, index: u32, units: u32, sent: Instant) {
+    /// Notes that a check which was sent at this instant holds a number, with these units, for its hold time. A newer check may have
+    /// another one.
+    pub(super) fn confirm(&mut self, index: u32, units: u32, sent: Instant, hold_time: Duration) {
         let now = Instant::now();
         if sent >= self.extended + self.held_for {
             // The entry had ended before this check extended it.
@@ -319,8 +320,8 @@ impl HeldPair {
         self.resolve(index, now);
         let Some(unit) = self.units.get_mut(&index) else { return };
         (unit.state, unit.at, unit.number.units) = (UnitState::Held, now, units);
-        self.extend(sent, self.hold_time());
-        let due = sent + self.hold_time() / 3;
+        self.extend(sent, hold_time);
+        let due = sent + hold_time / 3;
         self.renew_at = Some(self.renew_at.map_or(due, |at| at.min(due)));
     }
 

@@ -529,7 +529,7 @@ impl Simulation {
         if !admitted {
             return process.pairs.change(&pair, |pair| pair.make_free(number.index));
         }
-        process.pairs.change(&pair, |pair| pair.confirm(number.index, number.units, sent));
+        process.pairs.change(&pair, |pair| pair.confirm(number.index, number.units, sent, HOLD_TIME));
         process.running.insert(request, Running { key, pair, number, was_missing: false });
         self.admitted += 1;
         self.schedule(lasts, Event::RequestEnds { process: id, request });
