@@ -178,13 +178,15 @@ impl RedisBackend {
         let refund = refund.with_deadline(end);
         let pairs: Vec<usize> = (0..refund.pairs().len()).collect();
         let parts = pairs.chunks(REFUND_PAIRS).map(|pairs| self.refund_until(refund.part(pairs), end));
-        let outcome: Result<Vec<()>, _> = join_all(parts).await.into_iter().collect();
+        let outcomes = join_all(parts).await;
+        if outcomes.iter().any(Result::is_ok) {
+            rollback.made();
+        }
+        let outcome: Result<Vec<()>, _> = outcomes.into_iter().collect();
         let state = rollback.rollbacks.in_progress.lock().remove(rollback.id);
-        match (state, outcome) {
-            (_, Ok(_)) => rollback.made(),
-            (Some(_), Err(error)) => rollback.rollbacks.lose(&error),
-            // A rollback that was written off is lost already.
-            (None, Err(_)) => {}
+        // A rollback that was written off is lost already.
+        if let (Some(_), Err(error)) = (state, outcome) {
+            rollback.rollbacks.lose(&error);
         }
     }
 

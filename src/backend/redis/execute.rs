@@ -360,8 +360,8 @@ impl RedisBackend {
     }
 }
 
-/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own, which the caller reports if the
-/// look-up fails, or if it drops it at the deadline.
+/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own. The caller reports the pass if the
+/// look-up fails, or if the caller drops the look-up at the deadline.
 async fn owner(
     cluster: &Cluster,
     slot: u16,
