@@ -308,6 +308,7 @@ impl LeasedPair {
             held.units = held.units.saturating_add(units);
             held.until = held.until.min(until);
             held.store = new.store;
+            self.set_ahead();
             None
         } else if self.held.as_ref().is_some_and(|held| held.until < until) {
             self.next.replace(new)
