@@ -141,12 +141,6 @@ impl Board {
         loop {
             events.mark_unchanged();
             let Ok(answer) = timeout(TIMEOUT, query(&mut connection, service)).await else { return Ok(()) };
-            // The place is that of a Sentinel with another address now.
-            let has_moved =
-                |watched: &WatchedSentinel| watched.info.addr() != client.get_connection_info().addr();
-            if self.state.lock().get(index).is_some_and(has_moved) {
-                return Ok(());
-            }
             self.record(index, Some(answer?));
             let own_event = async {
                 match &mut own_events {
