@@ -8,9 +8,8 @@ use crate::{key::PartitionKey, policy::Policy};
 /// namespace.
 pub(crate) struct Invalidation {
     namespace: Namespace,
-    pairs: Vec<PairKey>,
-    /// Whether the denials are removed. Otherwise they hold if the store makes no decision.
-    is_made: bool,
+    /// Each pair, and whether its denials are removed. Otherwise they hold if the store makes no decision.
+    pairs: Vec<(PairKey, bool)>,
 }
 
 impl Invalidation {
@@ -22,21 +21,28 @@ impl Invalidation {
         is_certain: bool,
     ) -> Self {
         // A limiter that is built later may learn a denial while the change is in progress. Only a store that never waits has none.
-        let pairs = pairs.map(|(key, policy)| PairKey::new(key, policy)).collect();
-        let invalidation = Self { namespace: namespace.clone(), pairs, is_made: is_certain };
+        let pairs = pairs.map(|(key, policy)| (PairKey::new(key, policy), is_certain)).collect();
+        let invalidation = Self { namespace: namespace.clone(), pairs };
         invalidation.invalidate();
         invalidation
     }
 
     /// Notes that the change is made.
     pub(crate) fn made(&mut self) {
-        self.is_made = true;
+        self.pairs.iter_mut().for_each(|(_, is_made)| *is_made = true);
+    }
+
+    /// Notes that the change of one pair is made.
+    #[cfg(feature = "redis")]
+    pub(crate) fn made_for(&mut self, key: &PartitionKey, policy: &Policy) {
+        let of_pair = PairKey::new(key, policy);
+        self.pairs.iter_mut().filter(|(pair, _)| *pair == of_pair).for_each(|(_, is_made)| *is_made = true);
     }
 
     fn invalidate(&self) {
         for denials in self.namespace.known_denials() {
-            for pair in &self.pairs {
-                denials.invalidate(pair, self.is_made);
+            for (pair, is_made) in &self.pairs {
+                denials.invalidate(pair, *is_made);
             }
         }
     }

@@ -308,7 +308,9 @@ impl LeasedPair {
             held.units = held.units.saturating_add(units);
             held.until = held.until.min(until);
             held.store = new.store;
-            self.set_ahead();
+            if self.ahead_at != LocalMicros::MAX {
+                self.set_ahead();
+            }
             None
         } else if self.held.as_ref().is_some_and(|held| held.until < until) {
             self.next.replace(new)

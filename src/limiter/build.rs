@@ -219,8 +219,8 @@ impl LimiterBuilder {
     /// [`DEFAULT_MAX_WAITING_PER_KEY`](Limiter::DEFAULT_MAX_WAITING_PER_KEY), which leaves room for other keys. Any further request
     /// of the key is rejected at once with [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
     ///
-    /// The bound applies to each queue: one key and its policies, or several keys that are checked together. The request that
-    /// asks the store counts too. A bound above [`max_waiting`](Self::max_waiting) has no effect. If all requests have the same
+    /// The bound applies to one key and its policies, or to several keys that are checked together, whatever the quotas of the requests
+    /// are. Requests with another headroom have a bound of their own. The request that asks the store counts too. A bound above [`max_waiting`](Self::max_waiting) has no effect. If all requests have the same
     /// key, set both to the same number.
     pub fn max_waiting_per_key(self, requests: usize) -> Self {
         Self { max_waiting_per_key: requests, ..self }

@@ -91,16 +91,20 @@ impl Limiter {
                 }
             }
             // The store learns each part of the answer that it can.
+            // In an outage, each further check would take a deadline.
+            let mut is_outage = error.as_ref().is_some_and(|error: &BackendError| error.reason().is_outage());
             for check in smaller {
-                // In an outage, each further check would take a deadline.
-                if error.as_ref().is_some_and(|error: &BackendError| error.reason().is_outage()) {
+                if is_outage {
                     break;
                 }
                 match limiter.decide(check, false, |_, _, decided| decided).await {
                     Ok(decision) => learned.charged.extend(
                         decision.statuses().iter().map(|status| (status.policy().clone(), status.cost())),
                     ),
-                    Err(other) => error = error.or(Some(other)),
+                    Err(failed) => {
+                        is_outage = failed.reason().is_outage();
+                        error = error.or(Some(failed));
+                    }
                 }
             }
             error.map_or(Ok(learned), Err)

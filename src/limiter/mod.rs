@@ -533,8 +533,7 @@ impl Limiter {
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
     /// of a process, after the last response. Each settlement takes at most 5 s, and each rollback at most a deadline and six
-    /// seconds. If its runtime does not run, a settlement that
-    /// waits or a rollback is then lost, and counted.
+    /// seconds. If its runtime does not run, a settlement that waits or a rollback is then lost, and counted.
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
     /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines for each,

@@ -35,11 +35,13 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
         listeners.iter_mut().for_each(ReleaseListener::asks);
         let outcome = ask().await;
         if let Some(decision) = decision(&outcome) {
-            // Without such an interval, no pair in flight denies the request, and it asks at the end of its known wait.
+            // Without a longer interval, the request asks at the end of its known wait, and no release admits it before.
             let interval = outcome.as_ref().err().and(decision.longest_unknown_wait());
+            let may_be_released = interval.is_some_and(|interval| interval > decision.longest_known_wait());
             for (listener, index) in listeners.iter_mut().zip(&held) {
                 let status = decision.indexed_statuses().find(|(i, _)| i == index).map(|(_, status)| status);
-                let is_denied = status.map_or(interval.is_some(), |status| !status.retry_after().is_zero());
+                let is_denied =
+                    may_be_released && status.is_none_or(|status| !status.retry_after().is_zero());
                 listener.decided(is_denied, status.map_or(u32::MAX, Status::remaining));
             }
         }

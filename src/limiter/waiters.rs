@@ -41,8 +41,9 @@ struct Queues {
 /// table do not hold up those that may have room.
 type QueueKey = Arc<[(PartitionKey, Box<str>, u32, Option<Duration>, Algorithm)]>;
 
-/// What the queues of a key have in common: the partition key and the name of the policy of every pair.
-type CountedKey = Arc<[(PartitionKey, Box<str>)]>;
+/// What the queues of a key have in common: the partition key of every pair, the name of its policy and the units of its headroom. A
+/// tier may be the client's choice, and a headroom is not: batch requests take no places of interactive ones.
+type CountedKey = Arc<[(PartitionKey, Box<str>, u32)]>;
 
 struct WaitQueue {
     /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
@@ -110,8 +111,8 @@ impl Waiters {
             (key.clone(), policy.name().into(), policy.quota_units(), policy.window(), policy.algorithm())
         };
         let key: QueueKey = pairs().map(in_common).collect();
-        let counted: CountedKey =
-            pairs().map(|Pair { key, policy, .. }| (key.clone(), policy.name().into())).collect();
+        let of_key = |Pair { key, policy, .. }: &Pair| (key.clone(), policy.name().into(), policy.reserve());
+        let counted: CountedKey = pairs().map(of_key).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues.lock();
         let (mut wake, mut woken) = (None, None);
@@ -226,7 +227,8 @@ impl QueueTicket {
         let queues = &mut *guard;
         let Some(queue) = queues.by_key.get_mut(&self.key) else { return false };
         if let Some(first) = queue.entries.front_mut().filter(|first| !first.waits) {
-            if queues.waiting >= self.waiters.max {
+            let of_key = queues.of_key.get(&self.counted).copied().unwrap_or_default();
+            if queues.waiting >= self.waiters.max || of_key > self.waiters.max_per_key {
                 return false;
             }
             first.waits = true;

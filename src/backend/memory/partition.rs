@@ -275,7 +275,7 @@ impl KeySlot {
         used
     }
 
-    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
+    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota, and so is a unit in flight.
     pub(super) fn share(&self, terms: &TermTable, now: u64) -> f64 {
         let mut largest: f64 = 0.0;
         self.each_count(terms, |policy, count| {

@@ -177,10 +177,10 @@ impl RedisBackend {
         let end = Instant::now() + ROLLBACK_TIMEOUT;
         let refund = refund.with_deadline(end);
         let pairs: Vec<usize> = (0..refund.pairs().len()).collect();
-        let parts = pairs.chunks(REFUND_PAIRS).map(|pairs| self.refund_until(refund.part(pairs), end));
-        let outcomes = join_all(parts).await;
-        if outcomes.iter().any(Result::is_ok) {
-            rollback.made();
+        let parts: Vec<Refund> = pairs.chunks(REFUND_PAIRS).map(|pairs| refund.part(pairs)).collect();
+        let outcomes = join_all(parts.iter().map(|part| self.refund_until(part, end))).await;
+        for (part, _) in parts.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()) {
+            rollback.made(part);
         }
         let outcome: Result<Vec<()>, _> = outcomes.into_iter().collect();
         let state = rollback.rollbacks.in_progress.lock().remove(rollback.id);
@@ -192,9 +192,9 @@ impl RedisBackend {
 
     /// Refunds units in one slot. A busy server has not run the refund, and gets it again: for example, if the cluster is down while a
     /// replica takes over.
-    async fn refund_until(&self, refund: Refund, end: Instant) -> Result<(), BackendError> {
+    async fn refund_until(&self, refund: &Refund, end: Instant) -> Result<(), BackendError> {
         loop {
-            let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;
+            let outcome = timeout_at(end, self.refund_in_slot(refund)).await;
             match outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout))) {
                 Err(error) if error.reason() == Reason::Busy && Instant::now() < end => {
                     sleep(BUSY_PAUSE).await

@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Invalidation},
+    check::{Check, Invalidation, Refund},
     guard::until,
     lock::Lock,
     observe::{self, Throttle},
@@ -146,9 +146,13 @@ impl Rollback {
         Some(Self { rollbacks: rollbacks.clone(), id, check, invalidation: Some(invalidation) })
     }
 
-    /// Notes that the units are refunded.
-    pub(super) fn made(&mut self) {
-        self.invalidation.iter_mut().for_each(Invalidation::made);
+    /// Notes that the units of some pairs are refunded.
+    pub(super) fn made(&mut self, refund: &Refund) {
+        if let Some(invalidation) = &mut self.invalidation {
+            for pair in refund.pairs() {
+                invalidation.made_for(&pair.key, &pair.policy);
+            }
+        }
     }
 }
 

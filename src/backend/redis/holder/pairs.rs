@@ -425,7 +425,9 @@ impl HeldPair {
             let found = numbers.binary_search_by_key(&number.index, |listed| listed.index);
             found.is_ok_and(|i| numbers[i].number == number.number)
         };
-        let renew_at = sent + self.hold_time() / 3;
+        // Not by the hold time of a newer check that may have been denied.
+        let extended = sent + Duration::from_micros(changes.hold_micros) / 3;
+        let renew_at = extended.min(self.extended + self.held_for / 3);
         self.renew_at = None;
         for unit in self.units.values_mut().filter(|unit| unit.state == UnitState::Held) {
             self.renew_at = Some(renew_at);
