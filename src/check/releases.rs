@@ -68,7 +68,7 @@ impl ReleaseListener {
         listeners.all.get_mut(&self.number).is_some_and(|listener| mem::take(&mut listener.is_woken))
     }
 
-    /// Is ready when a release has woken the request, and it has not asked since. A notification alone may be an earlier one.
+    /// Polls for a release that has woken the request since it has last asked. A notification alone may be that of an earlier one.
     fn poll_release<'a>(&'a self, notified: &mut Pin<Box<Notified<'a>>>, cx: &mut Context<'_>) -> Poll<()> {
         while notified.as_mut().poll(cx).is_ready() {
             let awaited = self.namespace.awaited().lock();

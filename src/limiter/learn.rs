@@ -90,8 +90,7 @@ impl Limiter {
                     Err(failed) => error = Some(failed),
                 }
             }
-            // The store learns each part of the answer that it can.
-            // In an outage, each further check would take a deadline.
+            // The store learns each part of the answer that it can. But in an outage, each further check would take a deadline.
             let mut is_outage = error.as_ref().is_some_and(|error: &BackendError| error.reason().is_outage());
             for check in smaller {
                 if is_outage {
