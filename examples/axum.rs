@@ -23,24 +23,30 @@
 //! for i in $(seq 11); do curl -s -o /dev/null -w '%{http_code}\n' -H 'x-api-key: bob' http://127.0.0.1:3000/; done    # 429 at the end
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/listen.rs"]
 mod listen;
 #[path = "common/policies.rs"]
 mod policies;
+#[path = "common/redis.rs"]
+mod redis;
 
-use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
+use std::{error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{Router, routing::get};
+use exit::exit;
 use listen::listen;
 use policies::{per_address, policies};
+use redis::redis;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
     time::sleep,
 };
 use tower_sliding_window::{
-    Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend,
-    header, limit, peer_ip,
+    Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RouteCosts, backend::Backend, header, limit,
+    peer_ip,
 };
 
 /// The time that open requests have after a stop signal.
@@ -48,21 +54,13 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let served = match env::var("REDIS_URL") {
-        Ok(url) => match RedisBackend::connect(&url).await {
-            Ok(backend) => serve(backend).await,
-            Err(error) => Err(format!("REDIS_URL: {error}").into()),
-        },
-        Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
-        // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
-    };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    match redis().await? {
+        Some(backend) => serve(backend).await,
+        None => serve(MemoryBackend::new()).await,
     }
 }
 

@@ -31,14 +31,20 @@
 //! cargo run --example playground    # the same in a browser, with your own requests
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
+#[path = "common/redis.rs"]
+mod redis;
+
 use std::{
-    env,
     error::Error,
     io::Write,
     process::ExitCode,
     time::{Duration, Instant, SystemTime},
 };
 
+use exit::exit;
+use redis::redis;
 use tokio::time::sleep;
 use tower_sliding_window::{
     Algorithm, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, backend::Backend,
@@ -80,21 +86,13 @@ enum Clock {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let shown = match env::var("REDIS_URL") {
-        Ok(url) => match RedisBackend::connect(&url).await {
-            Ok(backend) => on_redis(backend).await,
-            Err(error) => Err(format!("REDIS_URL: {error}").into()),
-        },
-        Err(env::VarError::NotPresent) => in_memory().await,
-        // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
-    };
-    match shown {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    match redis().await? {
+        Some(backend) => on_redis(backend).await,
+        None => in_memory().await,
     }
 }
 

@@ -33,12 +33,19 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example client_quota    # twice: the second run finds the quota used up
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
+#[path = "common/redis.rs"]
+mod redis;
+
 use std::{
-    env,
     error::Error,
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
+use exit::exit;
+use redis::redis;
 use tokio::task::JoinSet;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
@@ -152,10 +159,14 @@ async fn run(title: &str, limiter: &Limiter) -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let shared = match env::var("REDIS_URL") {
-        Ok(url) => limiter(Limiter::builder(RedisBackend::connect(url.as_str()).await?))?,
-        Err(_) => limiter(Limiter::builder(MemoryBackend::new()))?,
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let shared = match redis().await? {
+        Some(backend) => limiter(Limiter::builder(backend))?,
+        None => limiter(Limiter::builder(MemoryBackend::new()))?,
     };
     run("The workers share 10,000 units:", &shared).await?;
 

@@ -30,25 +30,30 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example in_flight
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
+#[path = "common/redis.rs"]
+mod redis;
+
 use std::{
     env,
     error::Error,
     future::pending,
     io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::Duration,
 };
 
-use tower_sliding_window::{
-    Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, RedisBackend, Wait,
-};
+use exit::exit;
+use redis::redis;
+use tower_sliding_window::{Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, Wait};
 
 const HOLD_TIME: Duration = Duration::from_secs(2);
 
 async fn limiter() -> Result<Limiter, Box<dyn Error>> {
-    let builder: LimiterBuilder = match env::var("REDIS_URL") {
-        Ok(url) => Limiter::builder(RedisBackend::connect(url.as_str()).await?),
-        Err(_) => Limiter::builder(MemoryBackend::new()),
+    let builder: LimiterBuilder = match redis().await? {
+        Some(backend) => Limiter::builder(backend),
+        None => Limiter::builder(MemoryBackend::new()),
     };
     let exports = Policy::in_flight("exports", 5)?.hold_time(HOLD_TIME)?;
     let hourly = Policy::new("hourly", 100, Duration::from_secs(3600))?;
@@ -79,7 +84,11 @@ async fn free(limiter: &Limiter, tenant: &PartitionKey) -> Result<u32, Box<dyn E
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let limiter = limiter().await?;
     if let Some(tenant) = env::args().nth(1) {
         // The other process: it runs three exports until it is killed.

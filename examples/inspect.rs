@@ -25,13 +25,19 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- peek peer-ip 127.0.0.1
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/policies.rs"]
 mod policies;
+#[path = "common/redis.rs"]
+mod redis;
 
 use std::{env, error::Error, io::Write, process::ExitCode, time::Duration};
 
+use exit::exit;
 use policies::{per_address, policies};
-use tower_sliding_window::{Decision, Limiter, PartitionKey, RedisBackend, Wait};
+use redis::redis;
+use tower_sliding_window::{Decision, Limiter, PartitionKey, Wait};
 
 const USAGE: &str = "usage: inspect peek <kind> <key> [<cost>] | inspect reset <kind> <key>";
 
@@ -71,24 +77,20 @@ async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error
         ["reset", kind, value] => (Task::Reset, kind, value),
         _ => return Err(USAGE.into()),
     };
-    let url = match env::var("REDIS_URL") {
-        Ok(url) => url,
-        Err(env::VarError::NotPresent) => return Err("REDIS_URL: the variable is not set".into()),
-        // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => return Err("REDIS_URL: the value is not UTF-8".into()),
+    let key = match kind {
+        // The key of an IPv6 address is its network.
+        "peer-ip" => PartitionKey::peer_ip(
+            value.parse().map_err(|_| format!("peer-ip {value:?}: it must be an IP address"))?,
+        ),
+        _ => PartitionKey::new(kind, value),
     };
-    let backend = RedisBackend::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?;
+    let backend = redis().await?.ok_or("REDIS_URL: the variable is not set")?;
     let builder = Limiter::builder(backend.clone()).deadline(DEADLINE);
     // An address has a policy more than an API key.
     let per_address = (kind == "peer-ip").then(per_address).transpose()?;
     let policies = policies()?.into_iter().chain(per_address);
     let limiter = policies.fold(builder, |builder, policy| builder.policy(policy)).build()?;
 
-    let key = match value.parse() {
-        // The key of an IPv6 address is its network.
-        Ok(address) if kind == "peer-ip" => PartitionKey::peer_ip(address),
-        _ => PartitionKey::new(kind, value),
-    };
     let names = limiter.policies().iter().map(|policy| backend.key_name(limiter.namespace(), &key, policy));
     let names: Vec<String> = names.collect();
     match task {

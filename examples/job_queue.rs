@@ -25,26 +25,31 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example job_queue    # the worker is another process
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
+#[path = "common/redis.rs"]
+mod redis;
+
 use std::{
     env,
     error::Error,
     io::{self, BufRead, Write},
-    process::{Command, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::Duration,
 };
 
-use tower_sliding_window::{
-    Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, RedisBackend, settle::Settled,
-};
+use exit::exit;
+use redis::redis;
+use tower_sliding_window::{Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, settle::Settled};
 
 /// The argument that starts a worker.
 const WORKER: &str = "worker";
 
 /// Web and worker need the same settings: the namespace, the policies, and the hash secret of the backend, if it has one.
 async fn limiter() -> Result<Limiter, Box<dyn Error>> {
-    let builder: LimiterBuilder = match env::var("REDIS_URL") {
-        Ok(url) => Limiter::builder(RedisBackend::connect(url.as_str()).await?),
-        Err(_) => Limiter::builder(MemoryBackend::new()),
+    let builder: LimiterBuilder = match redis().await? {
+        Some(backend) => Limiter::builder(backend),
+        None => Limiter::builder(MemoryBackend::new()),
     };
     let pages = Policy::new("pages", 100, Duration::from_secs(3600))?;
     // A job is no request that waits, so a slow machine may take its time.
@@ -71,7 +76,11 @@ async fn work(
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let limiter = limiter().await?;
     if env::args().nth(1).as_deref() == Some(WORKER) {
         return work(&limiter, io::stdin().lock().lines()).await;

@@ -23,10 +23,12 @@
 //! curl -i -d user=ALICE -d password=guess http://127.0.0.1:3000/login     # 429: the same user
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/listen.rs"]
 mod listen;
 
-use std::{error::Error, net::SocketAddr, time::Duration};
+use std::{error::Error, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{
     Extension, Form, Router,
@@ -35,6 +37,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use exit::exit;
 use listen::listen;
 use serde::Deserialize;
 use tower_sliding_window::{
@@ -67,7 +70,11 @@ async fn login(State(by_user): State<Limiter>, Form(login): Form<Login>) -> Resp
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let (backend, minute) = (MemoryBackend::new(), Duration::from_secs(60));
     let by_user = Limiter::builder(backend.clone())
         .policy(Policy::new("logins-of-user", 3, minute)?.hidden())

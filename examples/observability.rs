@@ -21,10 +21,14 @@
 //! curl http://127.0.0.1:3000/health     # "most_denied":[{"denials":2,"key":"header:x-api-key=alice"}]
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/listen.rs"]
 mod listen;
+#[path = "common/redis.rs"]
+mod redis;
 
-use std::{env, error::Error, io::Write, net::SocketAddr, time::Duration};
+use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{
     Json, Router,
@@ -33,14 +37,16 @@ use axum::{
     response::Response,
     routing::get,
 };
+use exit::exit;
 use listen::listen;
 use metrics::histogram;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use redis::redis;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
-    Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend,
-    header, key::MissingKey, limit, peer_ip,
+    Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RouteCosts, backend::Backend, header,
+    key::MissingKey, limit, peer_ip,
 };
 use tracing_subscriber::{filter::Targets, prelude::*};
 
@@ -56,7 +62,11 @@ const LATENCY: &str = "http_server_request_duration_seconds";
 const LATENCY_BUCKETS: [f64; 8] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.1, 1.0, 10.0];
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     // At the level `debug`, this crate also logs each denial.
     let filter = Targets::new().with_target("tower_sliding_window", tracing::Level::DEBUG);
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -70,9 +80,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .install_recorder()?;
     tokio::spawn(upkeep(metrics.clone()));
 
-    match env::var("REDIS_URL") {
-        Ok(url) => serve(RedisBackend::connect(&url).await?, metrics).await,
-        Err(_) => serve(MemoryBackend::new(), metrics).await,
+    match redis().await? {
+        Some(backend) => serve(backend, metrics).await,
+        None => serve(MemoryBackend::new(), metrics).await,
     }
 }
 

@@ -29,9 +29,13 @@
 //! cargo run --example playground    # stop the backend in a browser, and watch the recovery
 //! ```
 
-use std::{convert::Infallible, error::Error, time::Duration};
+#[path = "common/exit.rs"]
+mod exit;
+
+use std::{convert::Infallible, error::Error, process::ExitCode, time::Duration};
 
 use axum::body::Body;
+use exit::exit;
 use http::{Request, Response};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -54,7 +58,11 @@ async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     // The service runs in eight processes.
     let share = OutageRule::LocalFallback(Share::among(8)?);
     // No server listens at this address. A real server may start later, or restart.

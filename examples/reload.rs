@@ -24,6 +24,8 @@
 //! curl -i http://127.0.0.1:3000/login    # ratelimit-policy: "logins";q=9;w=900, and the usage is kept
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/listen.rs"]
 mod listen;
 
@@ -33,10 +35,12 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
+    process::ExitCode,
     time::Duration,
 };
 
 use axum::{Router, extract::MatchedPath, routing::get};
+use exit::exit;
 use listen::listen;
 use tokio::time::sleep;
 use tower_sliding_window::{MemoryBackend, PolicyTable, RateLimitLayer, peer_ip};
@@ -69,7 +73,11 @@ async fn reload(file: PathBuf, policies: PolicyTable, mut last: String) {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/policies.toml");
     let file = env::var_os("POLICIES").map_or(default, PathBuf::from);
     let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;

@@ -25,10 +25,14 @@
 //! curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://127.0.0.1:3000/chat
 //! ```
 
+#[path = "common/exit.rs"]
+mod exit;
 #[path = "common/listen.rs"]
 mod listen;
+#[path = "common/redis.rs"]
+mod redis;
 
-use std::{convert::Infallible, env, error::Error, io::Write, process::ExitCode, time::Duration};
+use std::{convert::Infallible, error::Error, io::Write, process::ExitCode, time::Duration};
 
 use axum::{
     Router,
@@ -37,11 +41,13 @@ use axum::{
     response::sse::{Event, Sse},
     routing::{get, post},
 };
+use exit::exit;
 use futures_util::{Stream, StreamExt, stream};
 use listen::listen;
+use redis::redis;
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, Reservation,
+    Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Reservation,
     backend::Backend,
     header,
     settle::{Meter, by_hand},
@@ -135,21 +141,13 @@ fn key_of(headers: &HeaderMap) -> String {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let served = match env::var("REDIS_URL") {
-        Ok(url) => match RedisBackend::connect(&url).await {
-            Ok(backend) => serve(backend).await,
-            Err(error) => Err(format!("REDIS_URL: {error}").into()),
-        },
-        Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
-        // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
-    };
-    match served {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    match redis().await? {
+        Some(backend) => serve(backend).await,
+        None => serve(MemoryBackend::new()).await,
     }
 }
 

@@ -23,12 +23,16 @@
 mod body;
 mod charts;
 mod compare;
+#[path = "../common/exit.rs"]
+mod exit;
 #[path = "../common/frame.rs"]
 mod frame;
 #[path = "../common/listen.rs"]
 mod listen;
 mod live;
 mod page;
+#[path = "../common/redis.rs"]
+mod redis;
 mod simulations;
 mod switch;
 
@@ -38,10 +42,12 @@ use axum::{
     Router,
     routing::{get, post},
 };
+use exit::exit;
 use listen::listen;
 use live::Live;
+use redis::redis;
 use switch::{Store, Switch};
-use tower_sliding_window::{MemoryBackend, RedisBackend};
+use tower_sliding_window::MemoryBackend;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -53,24 +59,13 @@ async fn main() -> ExitCode {
         }
         _ => Err("usage: playground [charts <folder>]".into()),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit(done)
 }
 
 async fn serve() -> Result<(), Box<dyn Error>> {
-    let store = match env::var("REDIS_URL") {
-        Ok(url) => {
-            let backend = RedisBackend::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?;
-            Store::Redis(backend)
-        }
-        Err(env::VarError::NotPresent) => Store::Memory(MemoryBackend::new()),
-        // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => return Err("REDIS_URL: the value is not UTF-8".into()),
+    let store = match redis().await? {
+        Some(backend) => Store::Redis(backend),
+        None => Store::Memory(MemoryBackend::new()),
     };
     let app = Router::new()
         .merge(page::routes())

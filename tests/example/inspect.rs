@@ -73,7 +73,7 @@ async fn reports_of_used_key(
     let reports = Reports {
         usage: inspect(server, &["peek", KIND, key]),
         again: inspect(server, &["peek", KIND, key]),
-        other_kind: inspect(server, &["peek", "peer-ip", key]),
+        other_kind: inspect(server, &["peek", "user", key]),
         never: inspect(server, &["peek", KIND, key, "11"]),
         stored: stored_keys(server),
     };
@@ -143,6 +143,8 @@ fn inspect_reports_error_in_one_line() {
     }
     let ended = run_with("inspect", &["peek", kind, key, "-1"], &none);
     assert_eq!(error_line(&ended), r#"error: cost "-1": it must be 0 to 4294967295"#);
+    let ended = run_with("inspect", &["peek", "peer-ip", "localhost"], &none);
+    assert_eq!(error_line(&ended), r#"error: peer-ip "localhost": it must be an IP address"#);
     let ended = run_with("inspect", &["peek", kind, key], &none);
     assert_eq!(error_line(&ended), "error: REDIS_URL: the variable is not set");
     let ended = run_with("inspect", &["peek", kind, key], &[("REDIS_URL", "http://:s3cret@127.0.0.1/")]);

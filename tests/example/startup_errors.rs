@@ -4,7 +4,7 @@ use std::{
     ffi::{OsStr, OsString},
     io::{Read, Write},
     net::TcpListener,
-    os::unix::ffi::OsStringExt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     thread,
 };
 
@@ -53,6 +53,26 @@ fn example_rejects_variables_that_are_not_utf8() {
     let line = error_line(&[("REDIS_URL", broken("redis://:s3cret@127.0.0.1/"))]);
     assert_eq!(line, "error: REDIS_URL: the value is not UTF-8");
     assert!(error_line(&[("PORT", broken("80"))]).starts_with("error: PORT: "));
+}
+
+/// Otherwise, an example would run in memory, although a Redis was named.
+#[test]
+fn every_example_rejects_redis_url_that_is_not_utf8() {
+    let url = OsStr::from_bytes(b"redis://:s3cret@127.0.0.1/\xff");
+    for name in ["boundary", "client_quota", "in_flight", "job_queue", "observability", "playground", "tokens"] {
+        let ended = run_example(name, &[("PORT", OsStr::new("0")), ("REDIS_URL", url)]);
+        assert_eq!(ended.stderr, "error: REDIS_URL: the value is not UTF-8\n", "{name}");
+        assert_eq!(ended.status.code(), Some(2), "{name}");
+    }
+}
+
+#[test]
+fn every_server_rejects_invalid_port() {
+    for name in ["login", "observability", "playground", "reload", "tokens"] {
+        let ended = run_example(name, &[("PORT", "http")]);
+        let error = "error: PORT \"http\": it must be a number from 0 to 65535\n";
+        assert_eq!((ended.status.code(), &*ended.stderr), (Some(2), error), "{name}");
+    }
 }
 
 #[test]
