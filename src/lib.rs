@@ -41,7 +41,7 @@
 //!   helps, and the response contains none.
 //! - **All or nothing.** An admitted request is charged to all policies. A denied request is charged to none.
 //! - **An outage is never a denial.** If the backend makes no decision within the deadline, the response is a 503, or what
-//!   you choose, and never a 429.
+//!   you choose, and never a 429, unless the key is [known to be denied](guide::outages#deny-cache-in-an-outage).
 //!
 //! For other algorithms, see [`guide::algorithms`]; for keys in several slots of a Redis cluster, see [`guide::cluster`]. If
 //! a client disconnects during the check of its request, the charge may stand.
@@ -141,6 +141,7 @@ mod lock;
 mod now_or_later;
 mod pattern;
 mod per_thread;
+mod random;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
 mod single_flight;
 

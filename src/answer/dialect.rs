@@ -39,8 +39,9 @@ pub enum Dialect {
     /// The fields of revision 7 of the draft: `RateLimit: limit=10, remaining=7, reset=1` for one policy, chosen as by
     /// [`XRateLimit`](Self::XRateLimit), and `RateLimit-Policy: 10;w=1, 1000;w=3600` for every policy.
     ///
-    /// `reset` is [`reset_after`](crate::Status::reset_after). `w` is required in this revision, so `RateLimit-Policy` leaves out a
-    /// policy whose window is not a whole number of seconds.
+    /// `reset` is [`reset_after`](crate::Status::reset_after), and of a denied policy in flight at least
+    /// [its wait](crate::Policy::retry_after). `w` is required in this revision, so `RateLimit-Policy` leaves out a policy
+    /// without a window, and one whose window is not a whole number of seconds.
     Draft7,
     /// The fields of revision 6 of the draft: `RateLimit-Limit: 10`, `RateLimit-Remaining: 7` and `RateLimit-Reset: 1`, with the
     /// values and the `RateLimit-Policy` of [`Draft7`](Self::Draft7).

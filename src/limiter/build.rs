@@ -180,8 +180,8 @@ impl LimiterBuilder {
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
     /// [fail closed](OutageRule::FailClosed); [`OutageRule`] explains why.
     ///
-    /// Layers, [`Limiter::admit`], [`Limiter::wait`] and [`Limiter::reserve`] apply the rule. All other methods of a limiter return the
-    /// decision of the backend or a [`BackendError`](crate::backend::BackendError).
+    /// Layers, [`Limiter::admit`], [`Limiter::wait`], [`Limiter::reserve`] and [`Limiter::take_up_to`] apply the rule. All other methods of
+    /// a limiter return the decision of the backend or a [`BackendError`](crate::backend::BackendError).
     pub fn outage(self, rule: OutageRule) -> Self {
         Self { rule, ..self }
     }
@@ -196,9 +196,8 @@ impl LimiterBuilder {
     /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
     /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). The outage rule does not
     /// apply: the request is rejected, unless the server has [answered no check for one
-    /// deadline](crate::guide::outages#overload). A merged check that is dropped counts until its reply comes, for at most one second
-    /// after the last caller of its call. `RedisBackend` counts
-    /// the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
+    /// deadline](crate::guide::outages#overload). A merged check that is dropped counts until its reply comes, at most until one second
+    /// after its deadline. `RedisBackend` counts the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
     /// have a bound of their own, of the same number: further checks ask the store.
     pub fn max_in_flight(self, checks: usize) -> Self {
         Self { max_in_flight: checks, ..self }

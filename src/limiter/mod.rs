@@ -62,7 +62,8 @@ pub use rejection::Rejection;
 ///
 /// If the backend makes no decision within the deadline, [`check`](Self::check), [`peek`](Self::peek) and [`reset`](Self::reset) return
 /// a [`BackendError`]. They return [`Reason::Misconfigured`] without asking the backend, if the pairs cannot be a check.
-/// [`admit`](Self::admit), [`wait`](Self::wait) and [`reserve`](Self::reserve) apply the outage rule, and return a [`Rejection`].
+/// [`admit`](Self::admit), [`wait`](Self::wait), [`reserve`](Self::reserve) and [`take_up_to`](Self::take_up_to) apply the outage rule, and
+/// return a [`Rejection`].
 ///
 /// If the backend can only charge, then peek, reserve and reset return [`Reason::Unsupported`] without asking it.
 ///
@@ -255,7 +256,7 @@ impl Limiter {
         LimiterFuture(self.start(draft.into_draft(), Some(at_most)).unwrap_or_else(exempt))
     }
 
-    /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
+    /// Returns the number of requests that [wait](Self::wait), with the first of each queue, for which the limiter asks the store.
     pub fn waiting(&self) -> usize {
         self.0.waiters.count()
     }

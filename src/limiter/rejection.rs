@@ -8,8 +8,8 @@ use crate::{
     key::KeyError,
 };
 
-/// The reason why a request is rejected. Only [`Denied`](Self::Denied) and [`WaitTooLong`](Self::WaitTooLong) are caused by the
-/// client, and only they are a 429.
+/// The reason why a request is rejected. Only [`Denied`](Self::Denied) and [`WaitTooLong`](Self::WaitTooLong) state that a limit is
+/// reached, and only they are a 429.
 ///
 /// A rejection is in the extensions of the response, regardless of which code built the body.
 /// [`to_response`](Self::to_response) makes a response of it. With the feature `axum`, a handler may return the rejection itself.

@@ -12,8 +12,10 @@ use crate::error::ConfigError;
 /// | [`FailOpen`](Self::FailOpen) | is admitted and not counted | [`Unchecked`](super::Unchecked), in the extensions of request and response |
 /// | [`LocalFallback`](Self::LocalFallback) | is decided in the memory of this process, by its share of every quota | [`LocalDecision`](super::LocalDecision) in the same places, or [`Rejection::LocalFallbackDenied`](crate::Rejection::LocalFallbackDenied), which is also a 503 |
 ///
-/// No rule applies to an [overload](crate::guide::outages#overload), or to a pair with a
-/// [known denial](crate::guide::outages#deny-cache-in-an-outage): these requests are rejected.
+/// No rule applies to an [overload](crate::guide::outages#overload), to an
+/// [error of one check](crate::guide::outages#errors-of-one-check), or to a pair with a
+/// [known denial](crate::guide::outages#deny-cache-in-an-outage): these requests are rejected, unless all their policies are in
+/// [shadow mode](crate::guide::rollout).
 ///
 /// None of them adds `RateLimit` or `Retry-After` fields: neither the remaining quota nor the end of the outage is known.
 ///

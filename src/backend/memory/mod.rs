@@ -20,6 +20,7 @@ mod bound;
 mod clock;
 mod count;
 mod due;
+mod expiring;
 mod held;
 mod key_map;
 mod log;
@@ -117,7 +118,7 @@ impl MemoryBackend {
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key takes 65 to 200 bytes, or more if it is long, or has several policies or many records; see the
+    /// A key takes some 70 to 200 bytes, or more if it is long, or has several policies or many records; see the
     /// [guide](crate::guide::algorithms#memory-per-key).
     ///
     /// # Errors
