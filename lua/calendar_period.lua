@@ -17,7 +17,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   -- No pair is charged, because none finds room.
   if now < begin or now >= ends_at then return true, pack(CLOCK_FORMAT, now), '' end
 
-  local at, used, kept_until, verdict, has_time_to_live, generation = now, 0, ends_at, ADMIT, false, nil
+  -- The charges so far do not count from `falls_at` on, and a charge now not from `ends_at` on.
+  local at, used, falls_at, kept_until, verdict, has_time_to_live, generation = now, 0, ends_at, ends_at, ADMIT, false, nil
   local value = call('GET', key)
   if value then
     if #value ~= PERIOD_SIZE then error('FOREIGNVALUE ' .. key) end
@@ -31,10 +32,15 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       if now < stored_end and (begin <= stored_begin or begin <= last) then
         if begin < stored_begin then verdict = EARLIER_PERIOD end
         begin, used = stored_begin, stored
-        if stored_end >= ends_at then kept_until, has_time_to_live = stored_end, true end
+        if stored_end >= ends_at then
+          kept_until, has_time_to_live = stored_end, true
+        else
+          falls_at = stored_end
+        end
       end
     elseif last <= now + stored_end - stored_begin then
-      at, begin, ends_at, kept_until, used, has_time_to_live = last, stored_begin, stored_end, stored_end, stored, true
+      at, begin, used, has_time_to_live = last, stored_begin, stored, true
+      ends_at, falls_at, kept_until = stored_end, stored_end, stored_end
     end
     -- The generation is at the begin of the value, and `pack` reads no more of it.
     if used > 0 then generation = value end
@@ -43,7 +49,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if cost > 0 and used + cost > quota and not EXCEEDS_QUOTA then
     admitted = false
     if cost <= quota then
-      verdict, retry_after = verdict + WAIT, ends_at - now
+      verdict, retry_after = verdict + WAIT, falls_at - now
     else
       verdict = verdict + NEVER
     end
@@ -54,7 +60,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local receipt = ''
   if HAS_RECEIPTS then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
-    used = used + cost
+    used, falls_at = used + cost, ends_at
     if used > MAX_CALENDAR_USED then used = MAX_CALENDAR_USED end
     if purpose ~= PEEK then
       generation = generation or sub(args[1], -GENERATION_SIZE)
@@ -67,7 +73,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     end
     if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
-  local remaining, reset_after, next_after = quota - used, 0, ends_at - now
+  local remaining, reset_after, next_after = quota - used, 0, falls_at - now
   if remaining < 0 then remaining = 0 end
   if used > 0 then reset_after = next_after end
   return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others

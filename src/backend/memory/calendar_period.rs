@@ -27,8 +27,10 @@ pub(super) struct CalendarPeriod {
 /// A calendar period at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct CalendarPeriodReading {
-    /// The end of the period, as of the policy that reads it.
+    /// The end of the period, as of the policy that reads it: from then on, a charge now does not count.
     end: u64,
+    /// The instant from which on the charges so far do not count: the earlier one of this end and that of the period that goes on.
+    falls_at: u64,
     /// The usage after a charge of nothing now. Its last instant is that of the pair: the clock, or the last charge's instant while the
     /// clock is behind it.
     usage: CalendarPeriod,
@@ -45,20 +47,23 @@ impl Count for CalendarPeriod {
         let [before, middle, after] = policy.boundaries_around(clock).unwrap_or_default();
         let period = if clock < middle { before..middle } else { middle..after };
         let new = Self { last: clock, begin: period.start, end: period.end, ..Self::EMPTY };
-        let (end, usage) = match monotonic_instant(clock, last, end - begin) {
-            None => (period.end, new),
-            Some(now) if now > clock => (end, *self),
+        let (end, falls_at, usage) = match monotonic_instant(clock, last, end - begin) {
+            None => (period.end, period.end, new),
+            Some(now) if now > clock => (end, end, *self),
             // Before the end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other begins
             // would start several periods in one.
-            Some(now) if now >= end || period.start > begin && period.start > last => (period.end, new),
+            Some(now) if now >= end || period.start > begin && period.start > last => {
+                (period.end, period.end, new)
+            }
             Some(_) => {
                 if period.start < begin {
                     observe::earlier_period(policy);
                 }
-                (period.end, Self { last: clock, end: end.max(period.end), ..*self })
+                let usage = Self { last: clock, end: end.max(period.end), ..*self };
+                (period.end, end.min(period.end), usage)
             }
         };
-        CalendarPeriodReading { end, usage }
+        CalendarPeriodReading { end, falls_at, usage }
     }
 
     fn instant(reading: &CalendarPeriodReading) -> CalendarPeriodReading {
@@ -93,11 +98,12 @@ impl UsageReading for CalendarPeriodReading {
     }
 
     fn falls_to(&self, units: u64) -> u64 {
-        if self.uses_at_most(units) { self.usage.last } else { self.end }
+        if self.uses_at_most(units) { self.usage.last } else { self.falls_at }
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
-        Forecast { used: self.usage.used + units, next: self.end, reset: self.end }
+        let end = if units > 0 { self.end } else { self.falls_at };
+        Forecast { used: self.usage.used + units, next: end, reset: end }
     }
 }
 

@@ -98,7 +98,10 @@ edges! {
         );
         // A third anchor, whose period began after 1 June, and before the last charge.
         assert_eq!(bench.used("a", &monthly(3, 3)), 3);
-        assert_eq!(bench.check(&[("a", &monthly(3, 3), 1)]).retry_after(), wait_of(29 * DAY));
+        assert_eq!(
+            bench.check(&[("a", &monthly(3, 3), 1)]).retry_after(), wait_of(27 * DAY),
+            "until 1 July, when the counted period ends"
+        );
         assert_eq!(bench.assert_exact_wait("a", &monthly(3, 17), 3), 13 * DAY);
         assert_eq!(bench.used("a", &monthly(3, 1)), 3, "its period began earlier");
     }
@@ -120,6 +123,35 @@ edges! {
         // The anchor has changed. Its period contains the last charge, and that of the charge ended on 1 February.
         assert!(bench.admits("a", &monthly(3, 15), 3));
         assert_eq!(bench.check(&[("a", &monthly(3, 15), 1)]).retry_after(), wait_of(12 * DAY));
+    }
+
+    calendar_period_states_exact_times_under_changing_anchors: |bench| {
+        let mut random = Random(11);
+        let mut verified = 0;
+        for round in 0..8 {
+            let key = round.to_string();
+            let policies = [(); 3].map(|()| monthly(3, 1 + random.below(28) as u8));
+            bench.clock.set_micros(utc([2026, 1, 1, 0]));
+            for _ in 0..80 {
+                bench.move_clock(random.below(9 * DAY) as i64);
+                let (policy, cost) = (&policies[random.below(3) as usize], 1 + random.below(3) as u32);
+                let decision = bench.check(&[(&key, policy, cost)]);
+                let status = &decision.statuses()[0];
+                let ends_in = status.reset_after();
+                assert_eq!(status.next_after(), ends_in, "{policies:?}");
+                if !decision.is_admitted() {
+                    assert_eq!(decision.retry_after(), Wait::For(ends_in), "{policies:?}");
+                }
+                if random.below(3) == 0 {
+                    bench.move_clock(ends_in.as_micros() as i64 - 1);
+                    assert!(bench.used(&key, policy) > 0, "{policy:?} of {policies:?}");
+                    bench.move_clock(1);
+                    assert_eq!(bench.used(&key, policy), 0, "{policy:?} of {policies:?}");
+                    verified += 1;
+                }
+            }
+        }
+        assert!(verified > 100, "{verified}");
     }
 
     two_anchors_admit_at_most_twice_quota: |bench| {
