@@ -29,8 +29,6 @@ struct Queues {
     by_key: HashMap<QueueKey, WaitQueue>,
     /// The entries of the queues of each key, whatever their quotas are.
     of_key: HashMap<CountedKey, usize>,
-    /// The entries of all queues.
-    entries: usize,
     /// The entries that wait. The others are first in their queue and ask.
     waiting: usize,
     /// The number of the next ticket.
@@ -39,7 +37,7 @@ struct Queues {
 
 /// What the requests of a queue have in common: all pairs, and so when a cost fits. Requests with a headroom or the quota of an earlier
 /// table do not hold up those that may have room.
-type QueueKey = Arc<[(PartitionKey, Box<str>, u32, Option<Duration>, Algorithm)]>;
+type QueueKey = Arc<[(PartitionKey, Box<str>, u32, u32, Option<Duration>, Algorithm)]>;
 
 /// What the queues of a key have in common: the partition key of every pair, the name of its policy and the units of its headroom. A
 /// tier may be the client's choice, and a headroom is not: batch requests take no places of interactive ones.
@@ -62,6 +60,8 @@ struct QueuedRequest {
     end: Option<Instant>,
     /// Whether this entry waits or has waited.
     waits: bool,
+    /// Whether it was the first of its queue, and the queues of its key were full.
+    is_beyond_bound: bool,
     /// `None` if it is the turn of this entry.
     wake: Option<oneshot::Sender<Wakeup>>,
 }
@@ -90,7 +90,7 @@ impl Waiters {
 
     /// Returns how many requests are in all queues.
     pub(super) fn count(&self) -> usize {
-        self.queues.lock().entries
+        self.queues.lock().entries()
     }
 
     /// Joins the queue of the pairs of this check at its end. If the queue is empty, it is the turn of the request, which does not
@@ -108,7 +108,8 @@ impl Waiters {
         // No request waits for a shadow pair.
         let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
         let in_common = |Pair { key, policy, .. }: &Pair| {
-            (key.clone(), policy.name().into(), policy.quota_units(), policy.window(), policy.algorithm())
+            let [quota, reserve] = [policy.quota_units(), policy.reserve()];
+            (key.clone(), policy.name().into(), quota, reserve, policy.window(), policy.algorithm())
         };
         let key: QueueKey = pairs().map(in_common).collect();
         let of_key = |Pair { key, policy, .. }: &Pair| (key.clone(), policy.name().into(), policy.reserve());
@@ -116,8 +117,9 @@ impl Waiters {
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues.lock();
         let (mut wake, mut woken) = (None, None);
+        let is_full = queues.of_key.get(&counted).is_some_and(|entries| *entries >= self.max_per_key);
         if let Some(queue) = queues.by_key.get(&key) {
-            if queues.of_key.get(&counted).is_some_and(|entries| *entries >= self.max_per_key) {
+            if is_full {
                 return Err(Rejection::TooManyWaiting { max: self.max_per_key, is_per_key: true });
             }
             if queues.waiting >= self.max {
@@ -133,7 +135,6 @@ impl Waiters {
         }
         let number = queues.next;
         queues.next += 1;
-        queues.entries += 1;
         *queues.of_key.entry(counted.clone()).or_default() += 1;
         let waits = wake.is_some();
         queues.waiting += usize::from(waits);
@@ -143,16 +144,27 @@ impl Waiters {
             asks_at: None,
         });
         add(&mut queue.units, &costs);
-        queue.entries.push_back(QueuedRequest { ticket: number, costs, end, waits, wake });
+        queue.entries.push_back(QueuedRequest {
+            ticket: number,
+            costs,
+            end,
+            waits,
+            is_beyond_bound: is_full,
+            wake,
+        });
         drop(queues);
         Ok(QueueTicket { waiters: self.clone(), key, counted, number, woken })
     }
 }
 
 impl Queues {
+    /// Returns the number of entries of all queues.
+    fn entries(&self) -> usize {
+        self.of_key.values().sum()
+    }
+
     /// Counts entries that have left a queue of this key.
     fn left(&mut self, counted: &CountedKey, entries: usize) {
-        self.entries -= entries;
         if let Some(of_key) = self.of_key.get_mut(counted) {
             *of_key -= entries;
             if *of_key == 0 {
@@ -228,7 +240,8 @@ impl QueueTicket {
         let Some(queue) = queues.by_key.get_mut(&self.key) else { return false };
         if let Some(first) = queue.entries.front_mut().filter(|first| !first.waits) {
             let of_key = queues.of_key.get(&self.counted).copied().unwrap_or_default();
-            if queues.waiting >= self.waiters.max || of_key > self.waiters.max_per_key {
+            let is_full = first.is_beyond_bound && of_key > self.waiters.max_per_key;
+            if queues.waiting >= self.waiters.max || is_full {
                 return false;
             }
             first.waits = true;
@@ -331,7 +344,7 @@ mod tests {
             ["a", "b", "a", "c"].map(|user| waiters.join(&check(user, 1), None).ok().unwrap()).into();
         let counts = || {
             let queues = waiters.queues.lock();
-            (queues.entries, queues.waiting, queues.by_key.len())
+            (queues.entries(), queues.waiting, queues.by_key.len())
         };
         assert_eq!(counts(), (4, 1, 3));
         assert!(tickets[1].sleeps_until(Instant::now()));
@@ -385,6 +398,54 @@ mod tests {
         assert_eq!(join("c").err(), Some((3, false)));
         drop(second);
         assert!(new.sleeps_until(Instant::now()));
+    }
+
+    #[test]
+    fn queues_of_one_key_share_its_bound() {
+        let waiters = Waiters::new(10, 2);
+        let join = |policy: &Policy| {
+            let pair = Pair::new(PartitionKey::new("user", "a"), policy.clone(), 1);
+            waiters.join(&Check::new([pair]).unwrap(), None).map_err(|rejection| match rejection {
+                Rejection::TooManyWaiting { max, is_per_key: true } => max,
+                _ => panic!("{rejection:?}"),
+            })
+        };
+        let [ten, five] = [10, 5].map(|quota| Policy::new("p", quota, SECOND).unwrap());
+        let first = join(&ten).unwrap();
+        let second = join(&ten).unwrap();
+        let other = join(&five).expect("it asks first");
+        assert_eq!(join(&five).err(), Some(2));
+        assert!(!other.sleeps_until(Instant::now()), "it came after the two");
+        assert!(first.sleeps_until(Instant::now()));
+        // A client cannot choose a headroom, so its requests have places of their own.
+        let half = ten.headroom(50).unwrap();
+        let of_headroom = [join(&half).unwrap(), join(&half).unwrap()];
+        assert!(of_headroom[0].sleeps_until(Instant::now()));
+        drop((first, second));
+        assert!(other.sleeps_until(Instant::now()));
+        drop((other, of_headroom));
+        assert_eq!((waiters.count(), waiters.queues.lock().of_key.len()), (0, 0));
+    }
+
+    /// Entries that leave together are counted where they joined.
+    #[tokio::test(start_paused = true)]
+    async fn ended_waits_give_their_places_back() {
+        let waiters = Waiters::new(10, 10);
+        let join = |policy: &Policy, end| {
+            let pair = Pair::new(PartitionKey::new("user", "a"), policy.clone(), 1);
+            waiters.join(&Check::new([pair]).unwrap(), end).ok().unwrap()
+        };
+        let five = Policy::new("p", 5, SECOND).unwrap();
+        // The same quota, of which a headroom keeps the rest.
+        let half = Policy::new("p", 10, SECOND).unwrap().headroom(50).unwrap();
+        let [head, of_half] = [&five, &half].map(|policy| join(policy, None));
+        let late = [&half, &five, &half, &five].map(|policy| join(policy, in_seconds(3)));
+        for first in [&head, &of_half] {
+            assert!(first.sleeps_until(Instant::now() + 5 * SECOND));
+        }
+        assert_eq!((waiters.count(), waiters.queues.lock().waiting), (2, 2));
+        drop((head, of_half, late));
+        assert_eq!((waiters.count(), waiters.queues.lock().waiting), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]
