@@ -1,7 +1,6 @@
 //! Units in flight that this process holds in Redis: acquired by checks, and released, renewed and restored by one thread.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     iter,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -19,6 +18,7 @@ use crate::{
     check::{Check, Pair, Purpose},
     decision::Decision,
     hold::Hold,
+    random::random,
 };
 
 mod pairs;
@@ -52,11 +52,7 @@ pub(super) struct HeldNumbers {
 
 impl Holder {
     pub(super) fn random() -> Self {
-        Self(Arc::new(HolderState {
-            // Its keys come from the operating system.
-            id: RandomState::new().hash_one(0),
-            ..HolderState::default()
-        }))
+        Self(Arc::new(HolderState { id: random(), ..HolderState::default() }))
     }
 
     /// Draws the numbers of a check. Returns `None` if it acquires no units.
@@ -135,23 +131,28 @@ impl HeldNumbers {
         };
         let Self { state, numbers, sent, deadline } = &mut self;
         *deadline = None;
-        let mut pairs = state.pairs.lock();
+        let (mut pairs, mut is_due_earlier) = (state.pairs.lock(), false);
         numbers.retain(|(i, keys, index)| {
             let held = decision.and_then(|decision| decision.held_pairs(check).find(|(held, ..)| held == i));
-            pairs.change(keys, |pair| match held {
-                Some((_, of_check, units)) => {
-                    let hold_time = Duration::from_micros(of_check.policy.window_micros());
-                    pair.confirm(*index, units, *sent, hold_time);
+            pairs.change(keys, |pair| {
+                match held {
+                    Some((_, of_check, units)) => {
+                        let hold_time = Duration::from_micros(of_check.policy.window_micros());
+                        pair.confirm(*index, units, *sent, hold_time);
+                    }
+                    None => pair.make_free(*index),
                 }
-                None => pair.make_free(*index),
+                is_due_earlier |= held.is_some() || pair.may_be_shortened();
             });
             held.is_some()
         });
         drop(pairs);
+        if is_due_earlier {
+            state.changed.notify_one();
+        }
         if numbers.is_empty() {
             return outcome;
         }
-        state.changed.notify_one();
         outcome.map(|decision| decision.with_hold(Hold::from_units(move || self.was_interrupted())))
     }
 

@@ -83,6 +83,8 @@ pub(super) struct HeldPair {
     /// When the last call was sent that has extended the entry, and the hold time that it had.
     extended: Instant,
     held_for: Duration,
+    /// When a check was drawn that may have shortened the entry since the last renewal, and its hold time.
+    shortened: Option<(Instant, Duration)>,
     is_in_call: bool,
 }
 
@@ -140,6 +142,7 @@ impl HeldPairs {
             not_before: None,
             extended: Instant::now(),
             held_for: Duration::from_micros(pair.policy.window_micros()),
+            shortened: None,
             is_in_call: false,
         });
         // A reload may change the hold time.
@@ -154,6 +157,9 @@ impl HeldPairs {
         };
         let number = HeldNumber { index, number: self.last_number, units: pair.cost };
         held.units.insert(index, Unit::waiting(number));
+        if held.hold_time() < held.held_for {
+            self.change(keys, HeldPair::may_shorten);
+        }
         Ok((number, is_alone))
     }
 
@@ -161,7 +167,7 @@ impl HeldPairs {
     pub(super) fn was_interrupted(&self, keys: &Arc<Keys>, index: u32) -> bool {
         self.pairs.get(keys).is_none_or(|pair| {
             let unit = pair.units.get(&index);
-            unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.extended + pair.held_for
+            unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.ends()
         })
     }
 
@@ -293,6 +299,25 @@ impl HeldPair {
         self.hold_time().max(self.held_for)
     }
 
+    /// Returns when the entry ends at the earliest.
+    fn ends(&self) -> Instant {
+        let ends = self.extended + self.held_for;
+        self.shortened.map_or(ends, |(drawn, hold_time)| ends.min(drawn + hold_time))
+    }
+
+    /// Notes that a check with a shorter hold time is about to be sent. If it charges, the entry of all units ends earlier, and if its
+    /// reply is lost, nothing else states this.
+    fn may_shorten(&mut self) {
+        let (now, hold_time) = (Instant::now(), self.hold_time());
+        self.shortened = Some((now, hold_time));
+        self.renew_at = self.renew_at.map(|at| at.min(now + hold_time / 3));
+    }
+
+    /// Returns whether a check may have shortened the entry since the last renewal.
+    pub(super) fn may_be_shortened(&self) -> bool {
+        self.shortened.is_some()
+    }
+
     /// Notes that a call which was sent at this instant has extended the entry by a hold time.
     fn extend(&mut self, sent: Instant, hold_time: Duration) {
         if sent >= self.extended {
@@ -312,7 +337,7 @@ impl HeldPair {
     /// another one.
     pub(super) fn confirm(&mut self, index: u32, units: u32, sent: Instant, hold_time: Duration) {
         let now = Instant::now();
-        if sent >= self.extended + self.held_for {
+        if sent >= self.ends() {
             // The entry had ended before this check extended it.
             let held = self.units.values_mut().filter(|unit| unit.state == UnitState::Held);
             held.for_each(|unit| unit.was_interrupted = true);
@@ -427,7 +452,11 @@ impl HeldPair {
         };
         // Not by the hold time of a newer check that may have been denied.
         let extended = sent + Duration::from_micros(changes.hold_micros) / 3;
-        let renew_at = extended.min(self.extended + self.held_for / 3);
+        let mut renew_at = extended.min(self.extended + self.held_for / 3);
+        self.shortened = self.shortened.filter(|(drawn, _)| *drawn >= sent);
+        if let Some((drawn, hold_time)) = self.shortened {
+            renew_at = renew_at.min(drawn + hold_time / 3);
+        }
         self.renew_at = None;
         for unit in self.units.values_mut().filter(|unit| unit.state == UnitState::Held) {
             self.renew_at = Some(renew_at);
@@ -440,5 +469,49 @@ impl HeldPair {
                 outcome.interrupted += 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{backend::redis::keys::KeyNames, check::Check, key::PartitionKey, policy::Policy};
+
+    /// Its reply may be lost, and then nothing else states that the entry of all units ends earlier.
+    #[tokio::test(start_paused = true)]
+    async fn check_with_shorter_hold_time_brings_renewal_forward() {
+        let second = Duration::from_secs(1);
+        let (mut pairs, names) = (HeldPairs::default(), KeyNames::default());
+        let check = |hold_time| {
+            let policy = Policy::in_flight("exports", 10).unwrap().hold_time(hold_time).unwrap();
+            Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap()
+        };
+        let [long, short] = [30 * second, 3 * second].map(check);
+        let pair = &long.pairs()[0];
+        let keys = Arc::new(names.keys(long.namespace(), iter::once((&pair.key, &pair.policy)), Some(1)));
+        let draw = |pairs: &mut HeldPairs, check: &Check| {
+            pairs.draw(&keys, 0, check.scope(), &check.pairs()[0]).unwrap().0.index
+        };
+        let began = Instant::now();
+        let held = draw(&mut pairs, &long);
+        pairs.change(&keys, |pair| pair.confirm(held, 1, began, 30 * second));
+        assert_eq!(pairs.next_due(), Some(began + 10 * second));
+
+        let unknown = draw(&mut pairs, &short);
+        pairs.change(&keys, |pair| pair.release(unknown, began + 5 * second));
+        assert_eq!(pairs.next_due(), Some(began + second));
+        tokio::time::advance(3 * second - Duration::from_millis(1)).await;
+        assert!(!pairs.was_interrupted(&keys, held));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(pairs.was_interrupted(&keys, held), "no renewal has arrived");
+
+        let sent = Instant::now();
+        let call = pairs.due(sent).pop().unwrap();
+        let number = pairs.pairs[&keys].units[&held].number;
+        let list = HeldList { units: 1, numbers: vec![number] };
+        pairs.complete(call, Ok(vec![Some(list)]));
+        assert!(!pairs.was_interrupted(&keys, held));
+        // The renewal has the new hold time.
+        assert_eq!(pairs.next_due(), Some(sent + second));
     }
 }

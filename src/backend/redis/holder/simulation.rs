@@ -33,13 +33,13 @@ const PROCESSES: usize = 5;
 const KEYS: usize = 3;
 const LIMIT: u32 = 10;
 const HOLD_TIME: Duration = Duration::from_secs(3);
+/// Another hold time, which a process may have before or after a reload. A third of it is longer than the first one.
+const LONG_HOLD_TIME: Duration = ms(12_000);
 const DEADLINE: Duration = ms(100);
 /// How much later than usual a late check runs.
 const LATE: Duration = ms(300);
 /// The longest way of a message. A reply takes as long.
 const LATENCY: Duration = ms(40);
-/// The time after which the store must agree with the processes: a third of a hold time and two round trips, and a pause in between.
-const AGREES_AFTER: Duration = ms(1_000 + 4 * 40 + 60);
 const ROUNDS: usize = 4;
 /// The default number of seeds. `SIMULATION_SEEDS` sets another one, and `SIMULATION_SEED` runs one seed only.
 const SEEDS: u64 = 60;
@@ -70,6 +70,20 @@ enum Faults {
     LostData,
     LongStops,
     LateChecks,
+    /// Processes change their hold time.
+    Reloads,
+}
+
+impl Faults {
+    fn longest_hold_time(self) -> Duration {
+        if self == Self::Reloads { LONG_HOLD_TIME } else { HOLD_TIME }
+    }
+
+    /// Returns the time after which the store must agree with the processes: a third of a hold time and two round trips, and a pause in
+    /// between.
+    fn agrees_after(self) -> Duration {
+        self.longest_hold_time() / 3 + ms(4 * 40 + 60)
+    }
 }
 
 /// A bug, which the rules must find.
@@ -152,6 +166,7 @@ impl Store {
         holder: u64,
         number: HeldNumber,
         is_alone: bool,
+        hold_time: Duration,
         bug: Option<Bug>,
     ) -> bool {
         let mut entry = self.0.get(&(key, holder)).cloned().unwrap_or_default();
@@ -169,7 +184,7 @@ impl Store {
         if others + entry.units + number.units > LIMIT {
             return false;
         }
-        entry.ends = Some(Instant::now() + HOLD_TIME);
+        entry.ends = Some(Instant::now() + hold_time);
         entry.units += number.units;
         entry.numbers.insert(number.index, number);
         self.0.insert((key, holder), entry);
@@ -205,11 +220,20 @@ impl Store {
         let extends = !changes.restores.is_empty()
             || changes.renews && (was_live || bug == Some(Bug::RenewalMakesEntry));
         if extends && bug != Some(Bug::NoRenewal) {
-            entry.ends = Some(Instant::now() + HOLD_TIME);
+            entry.ends = Some(Instant::now() + Duration::from_micros(changes.hold_micros));
         }
         let numbers = entry.numbers.values().filter(|_| changes.renews).copied().collect();
         HeldList { units: entry.units, numbers }
     }
+}
+
+/// A check without a reply.
+struct Waiting {
+    key: usize,
+    pair: Arc<Keys>,
+    number: HeldNumber,
+    sent: Instant,
+    hold_time: Duration,
 }
 
 /// A running request, which holds units.
@@ -225,10 +249,11 @@ struct Running {
 struct Process {
     id: u64,
     pairs: HeldPairs,
+    hold_time: Duration,
     began: Instant,
     stopped_until: Instant,
     /// The checks without a reply, and the requests that run, by their number.
-    waiting: HashMap<u64, (usize, Arc<Keys>, HeldNumber, Instant)>,
+    waiting: HashMap<u64, Waiting>,
     running: HashMap<u64, Running>,
     calls: HashMap<u64, HoldCall>,
     polls_at: Option<Instant>,
@@ -247,6 +272,7 @@ enum Event {
         key: usize,
         number: HeldNumber,
         is_alone: bool,
+        hold_time: Duration,
         deadline: Instant,
         reply: Option<Duration>,
     },
@@ -354,6 +380,7 @@ impl Simulation {
             keys: self.checks.iter().map(keys).zip(0..).collect(),
             id,
             pairs: HeldPairs::default(),
+            hold_time: HOLD_TIME,
             began: Instant::now(),
             stopped_until: Instant::now(),
             waiting: HashMap::new(),
@@ -426,7 +453,7 @@ impl Simulation {
             Event::CheckDeadline { process: id, request } => {
                 let bug = self.bug;
                 let Some(process) = self.process(id) else { return };
-                let Some((_, pair, number, _)) = process.waiting.remove(&request) else { return };
+                let Some(Waiting { pair, number, .. }) = process.waiting.remove(&request) else { return };
                 if bug == Some(Bug::UnknownOutcomeIsForgotten) {
                     process.pairs.change(&pair, |pair| pair.make_free(number.index));
                 } else {
@@ -460,10 +487,10 @@ impl Simulation {
     /// A message arrives at the store.
     fn handle_at_store(&mut self, event: Event) {
         match event {
-            Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply }
+            Event::CheckAtStore { process, request, key, number, is_alone, hold_time, deadline, reply }
                 if Instant::now() <= deadline || self.faults == Faults::LateChecks =>
             {
-                let admitted = self.store.acquire(key, process, number, is_alone, self.bug);
+                let admitted = self.store.acquire(key, process, number, is_alone, hold_time, self.bug);
                 if let Some(way) = reply {
                     self.schedule(way, Event::CheckReply { process, request, admitted });
                 }
@@ -489,19 +516,23 @@ impl Simulation {
         if !self.is_chaos {
             return;
         }
-        let gap = self.random.up_to(ms(300));
+        // The next check of a pair renews its entry, so a hold time that a lost check has shortened shows only if checks are rare.
+        let gap = self.random.up_to(if self.faults == Faults::Reloads { ms(2_500) } else { ms(300) });
         self.schedule(gap, Event::Request(index));
         let (key, units) = (self.random.below(KEYS as u64) as usize, 1 + self.random.below(3) as u32);
         let check = &self.checks[key];
-        let pair = Pair::new(check.pairs()[0].key.clone(), check.pairs()[0].policy.clone(), units);
         let process = &mut self.processes[index];
+        let hold_time = process.hold_time;
+        let policy = Policy::in_flight("exports", LIMIT).unwrap().hold_time(hold_time).unwrap();
+        let pair = Pair::new(check.pairs()[0].key.clone(), policy, units);
         let keys =
             self.names.keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(process.id));
         let id = Arc::new(keys);
         let (mut number, is_alone) = process.pairs.draw(&id, 0, check.scope(), &pair).unwrap();
         self.next += 1;
         let (request, sent, process) = (self.next, Instant::now(), process.id);
-        self.process(process).unwrap().waiting.insert(request, (key, id, number, sent));
+        let waiting = Waiting { key, pair: id, number, sent, hold_time };
+        self.process(process).unwrap().waiting.insert(request, waiting);
         let deadline = sent + DEADLINE;
         self.schedule(DEADLINE, Event::CheckDeadline { process, request });
         let late =
@@ -517,7 +548,7 @@ impl Simulation {
             }
             self.schedule(
                 way + late,
-                Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply },
+                Event::CheckAtStore { process, request, key, number, is_alone, hold_time, deadline, reply },
             );
         }
     }
@@ -525,11 +556,13 @@ impl Simulation {
     fn reply(&mut self, id: u64, request: u64, admitted: bool) {
         let lasts = self.random.up_to(ms(6_000)) / if self.random.one_in(2) { 20 } else { 1 };
         let Some(process) = self.process(id) else { return };
-        let Some((key, pair, number, sent)) = process.waiting.remove(&request) else { return };
+        let Some(Waiting { key, pair, number, sent, hold_time }) = process.waiting.remove(&request) else {
+            return;
+        };
         if !admitted {
             return process.pairs.change(&pair, |pair| pair.make_free(number.index));
         }
-        process.pairs.change(&pair, |pair| pair.confirm(number.index, number.units, sent, HOLD_TIME));
+        process.pairs.change(&pair, |pair| pair.confirm(number.index, number.units, sent, hold_time));
         process.running.insert(request, Running { key, pair, number, was_missing: false });
         self.admitted += 1;
         self.schedule(lasts, Event::RequestEnds { process: id, request });
@@ -634,7 +667,11 @@ impl Simulation {
                         self.store.0.retain(|(of, _), _| *of != key);
                     }
                 }
-                self.excuse(AGREES_AFTER + HOLD_TIME / 2);
+                self.excuse(self.faults.agrees_after() + HOLD_TIME / 2);
+            }
+            (1 | 2, Faults::Reloads) => {
+                let hold_time = &mut self.processes[index].hold_time;
+                *hold_time = if *hold_time == HOLD_TIME { LONG_HOLD_TIME } else { HOLD_TIME };
             }
             // The next renewal, and one that is lost, still arrive within the hold time.
             _ => {
@@ -699,7 +736,7 @@ impl Simulation {
                 let units: u32 = held.iter().map(|number| number.units).sum();
                 // Without a unit in flight, no renewal follows. What a late check, an older replica or a release that was given up has left
                 // ends with the entry, or with the next charge.
-                let is_left = self.faults != Faults::Usual && held.is_empty();
+                let is_left = !matches!(self.faults, Faults::Usual | Faults::Reloads) && held.is_empty();
                 if (stored != held || entry.map_or(0, |entry| entry.units) != units) && !is_left {
                     let units = entry.map(|entry| entry.units);
                     found.push((
@@ -720,11 +757,11 @@ impl Simulation {
                 (0..KEYS).filter_map(|key| self.store.0.get(&(key, *id))).map(Entry::live_units).sum();
             // The last check may arrive at its deadline, or later in a run with late checks.
             let late = if self.faults == Faults::LateChecks { LATE + LATENCY } else { DEADLINE };
-            if died.elapsed() > HOLD_TIME + late && units > 0 {
+            if died.elapsed() > self.faults.longest_hold_time() + late && units > 0 {
                 found.push((Rule::DeadProcessHoldsNothing, format!("{units} units of a dead process")));
             }
         }
-        if matches!(self.faults, Faults::Usual) && self.interrupted > 0 {
+        if matches!(self.faults, Faults::Usual | Faults::Reloads) && self.interrupted > 0 {
             found.push((Rule::NothingIsInterrupted, format!("{} units", self.interrupted)));
         }
         self.violations.extend(found);
@@ -749,8 +786,8 @@ fn run(seed: u64, faults: Faults, bug: Option<Bug>) -> (Vec<(Rule, String)>, u64
             // What was lost before is repeated at the latest after the time of a call, and stopped processes go on.
             let resumed = simulation.processes.iter().map(|process| process.stopped_until).max();
             let calm = resumed.max(Some(Instant::now())).unwrap_or_else(Instant::now) + HOLD_TIME / 6;
-            simulation.quiet_from = Some(calm + AGREES_AFTER - 5 * LATENCY);
-            simulation.run_until(calm + AGREES_AFTER).await;
+            simulation.quiet_from = Some(calm + faults.agrees_after() - 5 * LATENCY);
+            simulation.run_until(calm + faults.agrees_after()).await;
             simulation.check_agreement();
             simulation.quiet_from = None;
         }
@@ -766,7 +803,8 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-const ALL_FAULTS: [Faults; 4] = [Faults::Usual, Faults::LostData, Faults::LongStops, Faults::LateChecks];
+const ALL_FAULTS: [Faults; 5] =
+    [Faults::Usual, Faults::LostData, Faults::LongStops, Faults::LateChecks, Faults::Reloads];
 
 #[test]
 fn holders_obey_all_rules_under_fault_injection() {
