@@ -165,8 +165,8 @@ impl Board {
         watched.answer = answer;
         let has_discovered = self.discover(&mut state);
         let reported: Vec<_> = state.iter().filter(|watched| watched.counts(&state)).collect();
-        let answers = candidates(reported.iter().filter_map(|watched| watched.answer.as_ref()));
-        let repeated = reported.iter().filter(|watched| watched.answer.is_some()).count() - answers.len();
+        let answers = candidates(reported.iter().filter_map(|watched| watched.own_answer()));
+        let repeated = reported.iter().filter_map(|watched| watched.own_answer()).count() - answers.len();
         let primary = agreed(&answers, reported.len() - repeated).map(|primary| primary.address.clone());
         drop(state);
         if has_discovered {
@@ -226,6 +226,12 @@ impl Board {
 impl WatchedSentinel {
     fn new(info: ConnectionInfo, discovered: Option<String>) -> Self {
         Self { info, discovered, was_queried: false, has_answered: false, answer: None }
+    }
+
+    /// Returns the last answer, unless another Sentinel has given it: one that was at this place before.
+    fn own_answer(&self) -> Option<&SentinelAnswer> {
+        let is_own = |answered: &String| self.discovered.as_ref().is_none_or(|own| own == answered);
+        self.answer.as_ref().filter(|answer| answer.id.as_ref().is_none_or(is_own))
     }
 
     /// Returns whether a majority contains this Sentinel: the caller has named it, or it has answered, and another one considers it
@@ -324,5 +330,19 @@ mod tests {
         assert_eq!(state.len(), 1 + MAX_DISCOVERED);
         let last = (3 * MAX_DISCOVERED - 1).to_string();
         assert!(state.iter().any(|watched| watched.discovered.as_ref() == Some(&last)));
+    }
+
+    /// A query that began before may still be answered.
+    #[test]
+    fn sentinel_that_has_lost_its_place_has_no_vote() {
+        let (board, followed) = board();
+        board.record(0, answer("a", &[("b", "b")]));
+        board.state.lock()[1].discovered = Some("c".to_owned());
+        board.record(0, answer("a", &[("c", "c")]));
+        let before = followed.load(Ordering::SeqCst);
+        board.record(1, answer("b", &[("a", "named")]));
+        assert_eq!(followed.load(Ordering::SeqCst), before, "one vote of two");
+        board.record(1, answer("c", &[("a", "named")]));
+        assert_eq!(followed.load(Ordering::SeqCst), before + 1);
     }
 }
