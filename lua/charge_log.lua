@@ -30,8 +30,10 @@ elseif purpose ~= PEEK then
   end
   rest = rest or sub(tail, HEADER_SIZE + 1, -1 - #tree)
   if dropped_blocks > MAX_DROPPED_BLOCKS then
-    local limit_drops = INCLUDE 'limit_drops.lua'
+    local limit_drops, counted_first = INCLUDE 'limit_drops.lua', first
     first, stored_oldest, stored_start, rest, front_byte, dropped_blocks, next_added = limit_drops(front_byte, LOG, READER)
+    -- A record in the window that is not counted holds no units. The next check skips it like one that has left.
+    if first < counted_first and stored_oldest > at - window then stored_oldest = at - window end
   end
   if dropped_blocks > 0 then
     if tagged > dropped_blocks then

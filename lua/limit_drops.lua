@@ -1,5 +1,5 @@
 -- Purpose: part of charge_log.lua, for a log of which more than 2,048 blocks have left: the next charges delete the
---   others. Until then, the log begins with a record that has left.
+--   others. Until then, the log begins with a record that has left, or with one that holds no units.
 -- KEYS, ARGV: not read. Reply: none.
 -- Units: instants, windows and waits in microseconds, usage in quota units.
 

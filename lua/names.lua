@@ -138,9 +138,8 @@ TAGGED_BLOCK_SIZE = 101
 LAST_RECORD_OFFSET = 85
 TREE_FORMAT = '<I5I3I5'
 TREE_SIZE = 13
--- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be
--- behind the
--- blocks.
+-- A refund changes the starts of at most this many records one by one. With fewer than 15, a record to raise may be in
+-- the first block, which then has no tag.
 DIRECT_RECORDS = 24
 -- In the front byte, added to the number of records in front: a record may hold no units.
 EMPTY_RECORDS = 8

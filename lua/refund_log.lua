@@ -270,15 +270,21 @@ local function refund_log(i, refund_from)
   take_units(log, position, units)
 
   log.rest, log.trim_from, log.trim_to = sub(log.tail, HEADER_SIZE + 1, log.tail_end), 0, -1
+  if log.start ~= log.total and units == record_units and is_newest then
+    remove_newest(log, window)
+    if log.newest <= log.last - window then
+      -- Only records that have left hold units: those that no charge has deleted yet.
+      log.newest, log.start, log.trim_to = RECORD_OF_LAST, log.total, -1
+      log.oldest = log.newest
+    end
+  end
   if log.start == log.total then
     -- Nothing is used. The last instant stays, because time never goes back for a pair.
     log.changed, log.tagged, log.trim_from = {}, 0, -1
     log.front_byte, log.count, log.rest, log.live_until = 0, 1, '', 0
-  elseif units == record_units and is_newest then
-    remove_newest(log, window)
-  elseif units == record_units and record_at == log.oldest then
+  elseif units == record_units and not is_newest and record_at == log.oldest then
     skip_oldest(log)
-  elseif units == record_units then
+  elseif units == record_units and not is_newest then
     log.front_byte = log.front + EMPTY_RECORDS
   end
 

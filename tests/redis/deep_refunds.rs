@@ -137,9 +137,10 @@ async fn random_refunds_change_their_charges_only() {
                             }
                         }
                     }
-                    // Some of the oldest records leave.
+                    // Some of the oldest records leave, or more than a charge deletes at once.
                     6 => {
-                        let leaving = random.below(1 + len / 8) as usize;
+                        let most = if random.below(4) == 0 { len - 1 } else { len / 8 };
+                        let leaving = random.below(1 + most) as usize;
                         clock.set_micros(clock.now_micros().max(reference.charges[leaving].0 + MICROS));
                     }
                     _ => {
@@ -162,6 +163,35 @@ async fn random_refunds_change_their_charges_only() {
         }
         assert!(most_tags >= 10, "{engine:?}: a log had at most {most_tags} tags");
         assert!(sizes.len() > 6, "{engine:?}: {sizes:?}");
+    }
+}
+
+/// A charge deletes a bounded number of blocks, so the log may begin with records that have left, or hold no units.
+#[tokio::test]
+async fn refund_of_all_live_charges_forgets_those_that_have_left() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let start = clock.now_micros();
+        for (order, expected) in [[0, 1], [1, 0]].into_iter().zip(["oldest first", "newest first"]) {
+            let what = format!("{engine:?}, {expected}");
+            let mut reference = ReferenceLog::of(&backend, &clock, policy("p", 10_000, WINDOW));
+            reference.write(&mut admin, 0, charges(start, 60, 1)).await;
+            // The first of the two stays when all others leave.
+            clock.set_micros(start + MICROS - 1);
+            reference.charge(1).await;
+            clock.set_micros(start + MICROS + 1);
+            reference.charge(1).await;
+            assert_eq!(reference.charges.len(), 2);
+            for index in order {
+                reference.refund(index, 1).await;
+                assert_same(&mut reference, &mut admin, 3, &what).await;
+            }
+            clock.advance(WINDOW / 2);
+            reference.charge(4).await;
+            assert_same(&mut reference, &mut admin, 3, &what).await;
+        }
     }
 }
 

@@ -16,6 +16,9 @@ const NAMES: &str = include_str!("../../../../lua/names.lua");
 const CLOCK: &str = "clock.lua";
 #[cfg(feature = "test-util")]
 const CLOCK_INJECTED: &str = "clock_injected.lua";
+/// Further definitions for an injected clock: bounds that short histories reach.
+#[cfg(feature = "test-util")]
+const SMALL_BOUNDS: &str = "MAX_DROPPED_BLOCKS = 2";
 
 /// The file of each script.
 const SCRIPTS: [&str; 5] = ["check.lua", "merged.lua", "refund.lua", "reset.lua", "hold.lua"];
@@ -59,21 +62,23 @@ pub(in crate::backend::redis) struct Scripts {
 impl Scripts {
     /// Returns the scripts with the server's clock. All backends share them.
     pub(in crate::backend::redis) fn shared() -> Arc<Self> {
-        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK)));
+        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK, "")));
         SCRIPTS.clone()
     }
 
-    /// Returns the same scripts with an injected clock: they take the instant from their arguments.
+    /// Returns the same scripts with an injected clock: they take the instant from their arguments. They delete fewer blocks at once.
     #[cfg(feature = "test-util")]
     pub(in crate::backend::redis) fn with_injected_clock() -> Arc<Self> {
         static SCRIPTS: LazyLock<Arc<Scripts>> =
-            LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK_INJECTED)));
+            LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK_INJECTED, SMALL_BOUNDS)));
         SCRIPTS.clone()
     }
 
-    fn with_clock(clock: &str) -> Self {
+    fn with_clock(clock: &str, bounds: &str) -> Self {
+        let mut names = definitions(NAMES);
+        names.extend(definitions(bounds));
         let [check, merged, refund, reset, hold] =
-            SCRIPTS.map(|file| Script::assemble(&with_included(file, clock)));
+            SCRIPTS.map(|file| Script::assemble(&with_included(file, clock), &names));
         Self { check, merged, refund, reset, hold }
     }
 }
@@ -86,8 +91,8 @@ pub(in crate::backend::redis) struct Script {
 
 impl Script {
     /// Expands the names in a source.
-    fn assemble(source: &str) -> Self {
-        let text = expand(source, &definitions(NAMES));
+    fn assemble(source: &str, names: &HashMap<&str, &str>) -> Self {
+        let text = expand(source, names);
         let sha1 = redis::Script::new(&text).get_hash().to_owned();
         Self { text, sha1 }
     }
