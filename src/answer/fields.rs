@@ -6,7 +6,6 @@
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
-    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -20,6 +19,7 @@ use crate::{
     decision::{Decision, Status, Wait},
     lock::Lock,
     policy::{Policy, PolicyText},
+    random,
 };
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -194,7 +194,7 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
 /// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value.
 pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, settings: RetryAfter) {
     let Wait::For(wait) = decision.retry_after() else { return };
-    let wait = wait.saturating_add(random_up_to(settings.max_jitter));
+    let wait = wait.saturating_add(random::up_to(settings.max_jitter));
     let seconds = whole_seconds(wait);
     set_if_larger(headers, RETRY_AFTER, seconds);
     if settings.states_millis {
@@ -233,17 +233,6 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
 /// Returns the value of a header that is a number.
 fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
-}
-
-/// Returns a random time of at most `max`.
-fn random_up_to(max: Duration) -> Duration {
-    if max.is_zero() {
-        return Duration::ZERO;
-    }
-    // At most 2^64-1 microseconds, which is far beyond any wait.
-    let micros = max.as_micros().min(u128::from(u64::MAX - 1)) as u64;
-    // Every `RandomState` has other keys, which come from the operating system.
-    Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
 /// Formats a duration such as `7s`, `6m0s` or `1h0m30s`: in whole seconds, rounded up, without leading units of 0.
@@ -519,16 +508,5 @@ mod tests {
             assert_eq!(duration(Duration::from_secs(seconds)), text);
         }
         assert_eq!(duration(MICRO), "1s");
-    }
-
-    #[test]
-    fn jitter_lies_between_zero_and_its_maximum() {
-        let drawn: Vec<Duration> = (0..1_000).map(|_| random_up_to(3 * MICRO)).collect();
-        for micros in 0..4 {
-            let times = drawn.iter().filter(|time| **time == micros * MICRO).count();
-            assert!((150..350).contains(&times), "{micros} us: {times} of 1,000");
-        }
-        assert_eq!(random_up_to(Duration::ZERO), Duration::ZERO);
-        let _ = random_up_to(Duration::MAX);
     }
 }

@@ -7,6 +7,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::{
     Answer,
+    fields::whole_millis,
     problem::ProblemDetails,
     text::{advice, next_try},
 };
@@ -97,7 +98,7 @@ fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
     let pushback = match wait {
         Wait::For(wait) => {
             details.set_retry_info(Some(wait));
-            wait.as_micros().div_ceil(1_000) as i64
+            i64::try_from(whole_millis(wait)).unwrap_or(i64::MAX)
         }
         // Instructs the client not to retry.
         Wait::Unknown | Wait::Never => -1,

@@ -105,8 +105,6 @@ struct CircuitState {
 struct Open {
     /// The instant of the first opening since the last answer.
     since: Instant,
-    /// The instant of the last failure.
-    failed: Instant,
     until: Instant,
     /// A probe that is older than the deadline belongs to a runtime that does not run: the next check replaces it.
     probes: SingleFlight<()>,
@@ -172,11 +170,14 @@ impl Circuit {
     /// Returns the state of the breaker of this server, now.
     pub(super) fn breaker(&self, server: &str) -> ServerBreaker {
         let now = Instant::now();
-        let (state, is_available) = match &self.0.lock().open {
+        let state = self.0.lock();
+        let (state, is_available) = match &state.open {
             None => (BreakerState::Closed, true),
             Some(open) if now < open.until => (BreakerState::Open, false),
             // Without checks there is no probe, and a service that gets no requests would never be ready again.
-            Some(open) => (BreakerState::HalfOpen, now - open.failed >= RETRY_AFTER),
+            Some(_) => {
+                (BreakerState::HalfOpen, state.failed.is_none_or(|failed| now - failed >= RETRY_AFTER))
+            }
         };
         ServerBreaker { is_available, ..ServerBreaker::new(server, state) }
     }
@@ -309,7 +310,7 @@ impl CircuitState {
             let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
             let since = self.open.as_ref().map(|open| open.since);
             let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
-            self.open = Some(Open { since, failed: now, until, probes, error: error.clone() });
+            self.open = Some(Open { since, until, probes, error: error.clone() });
             return is_opening.then(|| BreakerChange::Opened(error.clone()));
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.

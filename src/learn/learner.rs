@@ -1,14 +1,11 @@
 //! The state of a limiter that learns: how long it backs off.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::{Learning, Stated};
-use crate::{check::Check, lock::Lock};
+use crate::{check::Check, lock::Lock, random::jittered};
 
 /// The number of backoffs. Keys that share one may wait longer than needed.
 const BACKOFFS: usize = 64;
@@ -65,11 +62,4 @@ impl Learner {
 /// Returns the index of the backoff of a check.
 fn slot(check: &Check) -> usize {
     check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS)
-}
-
-/// Returns a random time, from half of this one to the whole.
-pub(crate) fn jittered(time: Duration) -> Duration {
-    // Every `RandomState` has other keys, which come from the operating system.
-    let jitter = RandomState::new().hash_one(0) as u32 & 0xffff;
-    time / 2 + (time / 2).mul_f64(f64::from(jitter) / 65_536.0)
 }

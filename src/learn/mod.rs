@@ -11,7 +11,7 @@ use crate::{
 mod http;
 mod learner;
 
-pub(crate) use learner::{Learner, jittered};
+pub(crate) use learner::Learner;
 
 /// What a limiter learns from the answers of an API, with one switch for each behaviour. All are on by default.
 ///

@@ -56,7 +56,8 @@ mod tests {
     fn leases(suspended: &Arc<AtomicU64>) -> Arc<Leases> {
         let events = Arc::new(LimiterEvents::new("store", &[], 1.0, None));
         let queue = SettlementQueue::new(Arc::new(MemoryBackend::new()), None, 8, 8, events.clone());
-        Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
+        let clock = LocalClock::suspended_by(suspended);
+        Arc::new(Leases::on_clock(clock, Namespace::default(), queue, events, usize::MAX))
     }
 
     fn hot() -> Check {

@@ -92,9 +92,7 @@ impl Leases {
         events: Arc<LimiterEvents>,
         max_waiting: usize,
     ) -> Arc<Self> {
-        let leases = Self::on_clock(LocalClock::new(), namespace, queue, events);
-        let waits = Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS));
-        let leases = Arc::new(Self { waits, ..leases });
+        let leases = Arc::new(Self::on_clock(LocalClock::new(), namespace, queue, events, max_waiting));
         let mut all = ALL.lock();
         // Limiters are few and are rarely created, so a full scan is cheap.
         all.retain(|leases| leases.strong_count() > 0);
@@ -107,9 +105,11 @@ impl Leases {
         namespace: Namespace,
         queue: Arc<SettlementQueue>,
         events: Arc<LimiterEvents>,
+        max_waiting: usize,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Lock::default()).collect();
-        let (timers, waits) = (ReturnTimers::default(), Semaphore::new(Semaphore::MAX_PERMITS));
+        let waits = Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS));
+        let timers = ReturnTimers::default();
         Self { clock, shards, timers, namespace, queue, events, waits }
     }
 

@@ -9,7 +9,7 @@ use crate::{
     check::{Check, Pair, ReleaseListener, released},
     decision::{Decision, Status, Wait},
     guard::until,
-    learn::jittered,
+    random::jittered,
 };
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,

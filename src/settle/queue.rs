@@ -75,15 +75,20 @@ struct Waiting {
 struct Job {
     /// `None` while it is in progress.
     change: Option<Change>,
-    /// The invalidation of the deny cache. `None` without a refund.
-    invalidation: Option<Invalidation>,
     /// After this instant, the change is not made.
     deadline: Instant,
+    /// `None` once the result is known.
+    pending: Option<Pending>,
+    queue: Arc<SettlementQueue>,
+}
+
+/// What waits for the result of a job.
+struct Pending {
+    /// The invalidation of the deny cache. `None` without a refund.
+    invalidation: Option<Invalidation>,
     /// The result of the part that needed no waiting.
     begun: Result<u64, BackendError>,
-    /// `None` once the result is known.
-    confirmation: Option<Confirmation>,
-    queue: Arc<SettlementQueue>,
+    confirmation: Confirmation,
 }
 
 /// What learns of the result of a job.
@@ -155,29 +160,27 @@ impl SettlementQueue {
     /// Applies the changes that need no waiting, and queues the rest.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
         let mut invalidation = change.refund.as_ref().map(Self::invalidate);
-        let outcome = change.make_now(&*self.backend);
+        let begun = change.make_now(&*self.backend);
         if let Some(mut done) = invalidation.take_if(|_| change.refund.is_none())
-            && outcome.is_ok()
+            && begun.is_ok()
         {
             done.made();
         }
         if change.refund.is_none() && change.overage.is_none() {
-            return Settlement::now(self.settled(outcome));
+            return Settlement::now(self.settled(begun));
         }
         let (confirmation, settled) = oneshot::channel();
-        let confirmation = Some(Confirmation::Settlement(confirmation));
-        let (change, deadline, queue) = (Some(change), Instant::now() + DEADLINE, self.clone());
-        self.enqueue(Job { change, invalidation, deadline, begun: outcome, confirmation, queue });
+        let confirmation = Confirmation::Settlement(confirmation);
+        self.enqueue(change, Pending { invalidation, begun, confirmation });
         Settlement(NowOrLater::Later(settled))
     }
 
     /// Returns leased units to the place of their charge.
     pub(crate) fn return_units(self: &Arc<Self>, refund: Refund, units: u32) {
         let invalidation = Some(Self::invalidate(&refund));
-        let (change, begun) = (Some(Change { refund: Some(refund), overage: None }), Ok(0));
-        let (deadline, queue) = (Instant::now() + DEADLINE, self.clone());
-        let confirmation = Some(Confirmation::Returned(units));
-        self.enqueue(Job { change, invalidation, deadline, begun, confirmation, queue });
+        let (change, confirmation) =
+            (Change { refund: Some(refund), overage: None }, Confirmation::Returned(units));
+        self.enqueue(change, Pending { invalidation, begun: Ok(0), confirmation });
     }
 
     /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
@@ -186,20 +189,23 @@ impl SettlementQueue {
         Invalidation::begin(refund.scope(), pairs, false)
     }
 
-    fn enqueue(self: &Arc<Self>, mut job: Job) {
+    fn enqueue(self: &Arc<Self>, change: Change, pending: Pending) {
+        let is_return = matches!(pending.confirmation, Confirmation::Returned(_));
+        let (deadline, queue) = (Instant::now() + DEADLINE, self.clone());
+        let mut job = Job { change: Some(change), deadline, pending: Some(pending), queue };
         let Ok(runtime) = Handle::try_current() else {
             return job.confirm(Changed::failed(failed("a settlement that waits needs a tokio runtime")));
         };
         let mut waiting = self.waiting.lock();
-        let (jobs, bound) = match job.confirmation {
-            Some(Confirmation::Returned(_)) => (&mut waiting.returns, MAX_RETURNS),
-            _ => (&mut waiting.settlements, self.bound),
+        let (jobs, bound) = if is_return {
+            (&mut waiting.returns, MAX_RETURNS)
+        } else {
+            (&mut waiting.settlements, self.bound)
         };
         if jobs.len() >= bound {
             drop(waiting);
             return job.confirm(Changed::failed(BackendError::new(Reason::Full)));
         }
-        let deadline = job.deadline;
         jobs.push_back(job);
         waiting.last_deadline = waiting.last_deadline.max(Some(deadline));
         let worker = (waiting.workers < self.max_workers).then(|| {
@@ -293,24 +299,22 @@ impl Job {
     }
 
     fn confirm(&mut self, Changed { is_refunded, at }: Changed) {
-        if let Some(confirmation) = self.confirmation.take() {
-            // The invalidation comes first: the caller may use the refunded units at once.
-            if let Some(invalidation) = self.invalidation.take().as_mut()
-                && is_refunded
-            {
-                invalidation.made();
+        let Some(Pending { invalidation, begun, confirmation }) = self.pending.take() else { return };
+        // The invalidation comes first: the caller may use the refunded units at once.
+        if let Some(mut invalidation) = invalidation
+            && is_refunded
+        {
+            invalidation.made();
+        }
+        let outcome = latest(begun, at);
+        match confirmation {
+            Confirmation::Settlement(confirmation) => {
+                // The receiver may have been dropped.
+                let _ = confirmation.send(self.queue.settled(outcome));
             }
-            let begun = std::mem::replace(&mut self.begun, Ok(0));
-            let outcome = latest(begun, at);
-            match confirmation {
-                Confirmation::Settlement(confirmation) => {
-                    // The receiver may have been dropped.
-                    let _ = confirmation.send(self.queue.settled(outcome));
-                }
-                Confirmation::Returned(units) => {
-                    let outcome = outcome.map_or(LeasedUnits::Lost, |_| LeasedUnits::Returned);
-                    self.queue.events.leased(outcome, units.into());
-                }
+            Confirmation::Returned(units) => {
+                let outcome = outcome.map_or(LeasedUnits::Lost, |_| LeasedUnits::Returned);
+                self.queue.events.leased(outcome, units.into());
             }
         }
     }
@@ -318,7 +322,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if self.confirmation.is_some() {
+        if self.pending.is_some() {
             self.confirm(Changed::failed(failed("the runtime ended before the settlement")));
         }
     }

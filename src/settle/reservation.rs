@@ -161,9 +161,11 @@ impl ReservedCharge {
     /// Replaces the charge of every pair by these amounts.
     fn change_to(&self, used: &[u32]) -> Settlement {
         let Self { queue, check, decision, charged, .. } = self;
-        if matches!(charged, Charged::Nothing) {
-            return Settlement::now(Settled::Uncharged);
-        }
+        let local = match charged {
+            Charged::Nothing => return Settlement::now(Settled::Uncharged),
+            Charged::Store => None,
+            Charged::Local(memory) => Some(memory),
+        };
         // A shadow pair that was not charged has nothing to settle.
         let amount = |((pair, receipt), used): ((&Pair, &Receipt), &u32)| {
             if pair.is_uncharged(receipt) { pair.cost } else { *used }
@@ -175,9 +177,9 @@ impl ReservedCharge {
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }
-        match charged {
-            Charged::Local(memory) => Settlement::now(queue.settled(change.make_now(&**memory))),
-            Charged::Store | Charged::Nothing => queue.settle(change),
+        match local {
+            Some(memory) => Settlement::now(queue.settled(change.make_now(&**memory))),
+            None => queue.settle(change),
         }
     }
 }

@@ -59,7 +59,9 @@ fn example_rejects_variables_that_are_not_utf8() {
 #[test]
 fn every_example_rejects_redis_url_that_is_not_utf8() {
     let url = OsStr::from_bytes(b"redis://:s3cret@127.0.0.1/\xff");
-    for name in ["boundary", "client_quota", "in_flight", "job_queue", "observability", "playground", "tokens"] {
+    for name in
+        ["boundary", "client_quota", "in_flight", "job_queue", "observability", "playground", "tokens"]
+    {
         let ended = run_example(name, &[("PORT", OsStr::new("0")), ("REDIS_URL", url)]);
         assert_eq!(ended.stderr, "error: REDIS_URL: the value is not UTF-8\n", "{name}");
         assert_eq!(ended.status.code(), Some(2), "{name}");

@@ -1,8 +1,8 @@
 //! The answers of an API that a memory backend has learned.
 
-use super::state::{Answers, MemoryState};
+use super::state::MemoryState;
 use crate::{
-    backend::{BackendError, Reason},
+    backend::BackendError,
     check::{Check, PairKey, Purpose},
     decision::Decision,
 };
@@ -16,25 +16,20 @@ impl MemoryState {
         };
         // Under this lock, so that the second reader of an answer sees the first.
         let mut answers = self.answers.lock();
-        let Answers { newest, sweep_at } = &mut *answers;
         let (now, window) = (self.clock.now_micros(), pair.policy.window_micros());
         let key = (check.scope().clone(), PairKey::new(&pair.key, &pair.policy));
         // An answer far ahead of the clock is of another clock.
-        let is_known = newest.get(&key).is_some_and(|(at, _)| at_micros <= *at && *at <= now + window);
+        let newest = answers.get(&key);
+        let is_known = newest.is_some_and(|at| at_micros <= *at && *at <= now + window);
         let applies = at_micros <= now && now < at_micros.saturating_add(holds_micros.min(window));
         if is_known || !applies {
             return self.decide(&check.clone().costing(0).with_purpose(Purpose::Peek));
         }
-        if newest.len() >= self.max_keys.min(*sweep_at) {
-            newest.retain(|_, (_, known_until)| *known_until > now);
-            // The next search comes when as many were added as were kept.
-            *sweep_at = 2 * newest.len() + 64;
-            if newest.len() >= self.max_keys {
-                return Err(BackendError::new(Reason::Full));
-            }
+        if newest.is_none() {
+            answers.make_room(now, self.max_keys)?;
         }
         let decision = self.decide(check)?;
-        newest.insert(key, (at_micros, at_micros + window + self.keep_idle));
+        answers.insert(key, at_micros + window + self.keep_idle, at_micros);
         Ok(decision)
     }
 }
@@ -61,11 +56,12 @@ mod tests {
         // These answers will not apply any longer in a moment.
         let old = now() - 3_599_900_000;
         let learned = (0..5_000).filter(|i| learn(*i, old).is_ok()).count();
-        assert!(learned >= 1_000 && memory.0.answers.lock().newest.len() <= 1_000);
+        assert!(learned >= 1_000 && memory.0.answers.lock().len() <= 1_000);
         sleep(Duration::from_millis(101));
         assert!(learn(5_000, now()).is_ok());
-        assert!(memory.0.answers.lock().newest.len() < 1_000, "those that do not apply are removed");
+        assert!(memory.0.answers.lock().len() < 1_000, "those that do not apply are removed");
         let full = (5_001..7_000).find_map(|i| learn(i, now()).err());
         assert_eq!(full, Some(Reason::Full));
+        assert!(learn(5_000, now()).is_ok(), "a known pair needs no room");
     }
 }

@@ -220,11 +220,6 @@ impl UsageReading for LogReading<'_> {
     }
 
     #[inline]
-    fn uses_at_most(&self, units: u64) -> bool {
-        self.used() <= units
-    }
-
-    #[inline]
     fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
         self.records.len() - self.span.expired < MAX_LOG_CHARGES as usize

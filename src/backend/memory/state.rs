@@ -1,9 +1,7 @@
 //! All partition keys of a memory backend. A check of several keys is decided at one instant.
 
 use std::{
-    array,
-    collections::HashMap,
-    iter,
+    array, iter,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -13,6 +11,7 @@ use smallvec::SmallVec;
 use super::{
     any_count::{AnyCount, Single},
     clock::Clock,
+    expiring::Expiring,
     shard::{KeyShard, LockedShards, NotDecided, PairReading, SHARDS, read, shard_of},
 };
 use crate::{
@@ -60,30 +59,11 @@ pub(super) struct MemoryState {
     pub(super) answers: Lock<Answers>,
 }
 
-/// The newest answer of an API about each pair.
-#[derive(Default)]
-pub(super) struct Answers {
-    /// The instant of the answer, and that from which on it need not be known.
-    pub(super) newest: HashMap<(Namespace, PairKey), (u64, u64)>,
-    /// The number of answers from which on those that need not be known are removed.
-    pub(super) sweep_at: usize,
-}
+/// The instant of the newest answer of an API about each pair.
+type Answers = Expiring<(Namespace, PairKey), u64>;
 
-/// The tokens that have not expired, and some that have.
-#[derive(Default)]
-pub(super) struct Tokens {
-    pub(super) by_id: HashMap<u64, Token>,
-    /// The number of tokens from which on expired ones are removed.
-    pub(super) sweep_at: usize,
-    /// No token expires before this instant. 0 before the first search.
-    pub(super) first_expires_at: u64,
-}
-
-pub(super) struct Token {
-    pub(super) expires_at: u64,
-    /// `None` once it is settled.
-    pub(super) charge: Option<(Check, Vec<Receipt>)>,
-}
+/// The charge of each token. `None` once it is settled.
+type Tokens = Expiring<u64, Option<(Check, Vec<Receipt>)>>;
 
 /// The result of an attempt to decide a check.
 pub(super) enum DecisionAttempt {

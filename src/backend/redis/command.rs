@@ -6,6 +6,7 @@ use redis::{Cmd, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::{
+    error::has_kind,
     script::{Call, Script},
     topology::Connection,
 };
@@ -65,5 +66,5 @@ async fn send_unknown(
 }
 
 fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
+    reply.as_ref().is_err_and(|error| has_kind(error, &[ServerErrorKind::NoScript]))
 }

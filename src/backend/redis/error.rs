@@ -55,6 +55,11 @@ fn in_one_line(error: &BackendError) -> String {
     }
 }
 
+/// Returns whether a server has answered with one of these errors.
+pub(super) fn has_kind(error: &RedisError, kinds: &[ServerErrorKind]) -> bool {
+    kinds.iter().any(|kind| error.kind() == (*kind).into())
+}
+
 /// Returns the error of the client crate, if there is one.
 pub(super) fn redis_error(error: &BackendError) -> Option<&RedisError> {
     error.source()?.downcast_ref()

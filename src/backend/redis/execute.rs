@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     RedisBackend,
     command::Command,
-    error::{is_reply, unavailable},
+    error::{has_kind, is_reply, unavailable},
     holder::{HeldLists, HoldCall, Holder, SendCall},
     merge::{GroupKey, PendingReply, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
@@ -228,8 +228,8 @@ impl RedisBackend {
             }
             let (reply, is_merged) = self.send(operation, pass, &connection).await;
             let received = Instant::now();
-            match (reply, deadline) {
-                (Ok(reply), deadline) => {
+            match reply {
+                Ok(reply) => {
                     if !matches!(operation.command, Command::Script(..)) {
                         return Ok(reply);
                     }
@@ -248,15 +248,15 @@ impl RedisBackend {
                         break;
                     }
                 }
-                (Err(error), _) if is_merged && is_of_several_keys(&error) => {
+                Err(error) if is_merged && is_of_several_keys(&error) => {
                     // The server has run nothing. It rejects the keys of the call, and not those of each check.
-                    if error.kind() == ServerErrorKind::CrossSlot.into() {
+                    if has_kind(&error, &[ServerErrorKind::CrossSlot]) {
                         self.is_cluster.store(true, Ordering::Relaxed);
                     }
                     operation.mergeable = None;
                     last_error = Some(unavailable(error));
                 }
-                (Err(error), _) => {
+                Err(error) => {
                     // Unless another node has the slot, only another connection helps.
                     failed = (!is_redirect(&error)).then(|| connection.server().clone());
                     let server = connection.server();
@@ -381,14 +381,12 @@ async fn owner(
 
 /// Returns whether a node has answered that another node has the slot.
 fn is_redirect(error: &RedisError) -> bool {
-    let kinds = [ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain];
-    kinds.into_iter().any(|kind| error.kind() == kind.into())
+    has_kind(error, &[ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain])
 }
 
 /// Returns whether a server rejects a call because its keys are in several slots, or on several nodes.
 fn is_of_several_keys(error: &RedisError) -> bool {
-    let kinds = [ServerErrorKind::CrossSlot, ServerErrorKind::TryAgain];
-    kinds.into_iter().any(|kind| error.kind() == kind.into())
+    has_kind(error, &[ServerErrorKind::CrossSlot, ServerErrorKind::TryAgain])
 }
 
 #[cfg(test)]

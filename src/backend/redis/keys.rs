@@ -47,10 +47,6 @@ impl KeyNames {
         Ok(Self { secret: Some(Arc::new(secret)), recent: Arc::default() })
     }
 
-    pub(super) fn has_secret(&self) -> bool {
-        self.secret.is_some()
-    }
-
     pub(super) fn secret(&self) -> Option<&HashSecret> {
         self.secret.as_deref()
     }
@@ -95,7 +91,7 @@ impl KeyNames {
 
     /// Returns the hash tag of a partition key.
     pub(super) fn tag(&self, partition: &PartitionKey) -> Tag {
-        self.recent.tag(partition, || self.hash(partition))
+        self.recent.tag(partition, || Tag::from_half(self.key_id(partition)))
     }
 
     /// Returns the slot of a partition key.
@@ -122,10 +118,6 @@ impl KeyNames {
             Some(secret) => secret.hash(partition),
         };
         hash.first_chunk().copied().unwrap_or_default()
-    }
-
-    fn hash(&self, partition: &PartitionKey) -> Tag {
-        Tag::from_half(self.key_id(partition))
     }
 }
 

@@ -362,7 +362,7 @@ impl Backend for RedisBackend {
             self.topology.store().unwrap_or_else(|| format!("redis by {:p}", Arc::as_ptr(&self.unanswered)));
         // Backends with different secrets share no keys. A hash under the secret does not reveal it.
         let hash = || self.names.tag(&PartitionKey::new("", ""));
-        Some(if self.names.has_secret() { format!("{store} under {}", hash()) } else { store })
+        Some(if self.names.secret().is_some() { format!("{store} under {}", hash()) } else { store })
     }
 }
 
@@ -370,7 +370,7 @@ impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackend")
             .field("topology", &format_args!("{}", self.topology))
-            .field("has_hash_secret", &self.names.has_secret())
+            .field("has_hash_secret", &self.names.secret().is_some())
             .finish_non_exhaustive()
     }
 }

@@ -24,6 +24,7 @@ pub(super) mod acquisition;
 pub(super) mod hold;
 mod loader;
 pub(super) mod merged;
+mod pair_fields;
 mod parts;
 mod periods;
 mod types;
@@ -36,7 +37,8 @@ use periods::Periods;
 /// The deadline of a call without one: the script always runs.
 const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
 
-/// The purpose of a refund that settles a token.
+/// The purpose of a reservation, and of a refund that settles a token.
+const RESERVE: &str = "r";
 const TOKEN: &str = "s";
 
 /// The size of a generation in bytes.
@@ -58,11 +60,13 @@ pub(super) struct Call {
     keys: Keys,
     /// The deadline, and then the fields of each pair. In a check, the generation follows.
     pairs: Packed,
-    /// `None` for a plain charge and for a refund.
+    /// `None` for a plain charge, a refund, a reset, and for the hold script.
     purpose: Option<&'static str>,
-    /// The number of shadow pairs, which are the last ones. `None` if there are none, unless the purpose is to take units.
+    /// The number of shadow pairs, which are the last ones. `None` if there are none, unless the purpose is to take units or to learn an
+    /// answer.
     shadow_pairs: Option<usize>,
-    /// The units to lease of each pair, 4 bytes each, or the most units to take, or the instants of an answer. `None` for any other purpose.
+    /// The units to lease of each pair, 4 bytes each, or the most units to take, or the instants of an answer, or the overages of a token.
+    /// `None` for any other purpose.
     units: Option<Vec<u8>>,
     /// The changes of each pair, for the hold script alone.
     changes: Vec<Vec<u8>>,
@@ -90,12 +94,12 @@ impl Call {
                 acquisition.push(&mut pairs, i, policy);
             }
             periods.note(pairs.len(), policy);
-            push_pair(&mut pairs, *cost, policy);
+            pairs.extend_from_slice(&pair_fields::write(*cost, policy));
         }
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
-            Purpose::Reserve => Some("r"),
+            Purpose::Reserve => Some(RESERVE),
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
             Purpose::Lease => Some("l"),
@@ -159,7 +163,7 @@ impl Call {
         for pair in pairs.iter().filter(|pair| pair.used > pair.cost) {
             keys.push(namespace, tag(pair), &pair.policy);
             periods.note(overages.len(), &pair.policy);
-            push_pair(&mut overages, pair.used - pair.cost, &pair.policy);
+            overages.extend_from_slice(&pair_fields::write(pair.used - pair.cost, &pair.policy));
         }
         overages.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         if let Some(first) = pairs.first() {
@@ -193,6 +197,11 @@ impl Call {
         self.periods.write(fields, || self.at_micros.unwrap_or_else(&clock));
     }
 
+    /// Returns whether this is a reservation.
+    fn reserves(&self) -> bool {
+        self.purpose == Some(RESERVE)
+    }
+
     /// Returns the slot of the first key.
     pub(super) fn slot(&self) -> u16 {
         self.keys.slot()
@@ -220,18 +229,6 @@ impl Call {
         command.arg(&self.units).arg(self.at_micros);
         command
     }
-}
-
-/// Adds the fields of a pair of a check.
-fn push_pair(pairs: &mut Packed, cost: u32, policy: &Policy) {
-    let mut pair = [0; 20];
-    pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
-    pair[4..8].copy_from_slice(&cost.to_le_bytes());
-    // A window is shorter than 2^45 microseconds.
-    let [window, _] = policy.properties().arguments;
-    pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
-    pair[14..].copy_from_slice(&types::typed_parameter(policy));
-    pairs.extend_from_slice(&pair);
 }
 
 /// Adds the fields of a pair of a refund.
@@ -369,6 +366,10 @@ fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
 /// Added to the verdict of a pair whose calendar period begins earlier than the counted one.
 const EARLIER_PERIOD: u8 = 16;
 
+/// A wait in a reply is shorter: the usage of a token bucket is below 2^53 parts, and a clock may be behind. Damaged values make negative
+/// waits, which arrive as far longer ones.
+const MAX_WAIT: u64 = 1 << 54;
+
 /// Parses a status, or `Some(None)` if the script could not decide a shadow pair. Returns `None` if the reply is broken.
 fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
     let (mut verdict, remaining) = (fields.u8()?, fields.u32()?);
@@ -377,6 +378,9 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
         observe::earlier_period(&pair.policy);
     }
     let (retry, mut next_after, reset_after) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    if retry.max(next_after).max(reset_after) >= MAX_WAIT {
+        return None;
+    }
     if let Some(parts) = TokenParts::of_policy(&pair.policy) {
         next_after = parts.next_after(remaining, next_after, reset_after);
     }
@@ -477,6 +481,13 @@ mod tests {
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
         whole[8] = 1;
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
+        // Negative waits, each of 3 us.
+        whole[8] = 0;
+        for wait in 0..3 {
+            let mut negative = whole.clone();
+            negative[13 + 8 * wait..][..8].copy_from_slice(&(-3_i64).to_le_bytes());
+            assert_eq!(reason(&negative), Err(Reason::BrokenReply), "wait {wait}");
+        }
         assert_eq!(reason(b"full"), Err(Reason::Full));
         assert_eq!(decision(&check, &Value::Nil).unwrap_err().reason(), Reason::BrokenReply);
     }

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    hash::{BuildHasher, Hasher, RandomState},
     time::Duration,
 };
 
@@ -26,6 +25,7 @@ use crate::{
     key::PartitionKey,
     observe,
     policy::{Algorithm, Policy},
+    random::random,
 };
 
 /// The time limit of the verification of one server.
@@ -147,8 +147,7 @@ impl RedisBackend {
 
     /// Returns a random key of each primary, so that processes that verify at the same time do not share a key.
     fn probe_keys(&self) -> BTreeMap<String, PartitionKey> {
-        let random_key =
-            || PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
+        let random_key = || PartitionKey::new("verify", random().to_be_bytes());
         let Topology::Cluster(cluster) = &self.topology else {
             return [(self.topology.to_string(), random_key())].into();
         };

@@ -113,7 +113,7 @@ impl Merger {
     pub(crate) fn count(&self, slot: u16, connection: &Connection) -> Option<CountedCheck<'_>> {
         // The commands of a slot that is being migrated need ASKING.
         let min_in_flight = self.min_in_flight.filter(|_| !connection.is_asking())?;
-        let counter = self.groups.counter(connection.server(), slot)?;
+        let counter = self.groups.counter(connection.server(), slot);
         let in_flight = counter.fetch_add(1, Ordering::Relaxed) + 1;
         Some(CountedCheck {
             counter,
@@ -158,11 +158,11 @@ pub(crate) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
 impl BatchGroups {
     /// Returns the counter of the checks in flight at a server, of one slot. An atomic counter costs less than a lock, and most checks
     /// need no more.
-    fn counter(&self, server: &ServerState, slot: u16) -> Option<&AtomicUsize> {
+    fn counter(&self, server: &ServerState, slot: u16) -> &AtomicUsize {
         // A number, so that a simulation repeats: which servers share a counter must not depend on their addresses. Another backend may
         // have given it. Then two servers may share counters, too.
         let number = server.number.get_or_init(|| self.next_number.fetch_add(1, Ordering::Relaxed));
-        self.in_flight.get(number.wrapping_mul(STEP).wrapping_add(slot.into()) % COUNTERS)
+        &self.in_flight[number.wrapping_mul(STEP).wrapping_add(slot.into()) % COUNTERS]
     }
 
     /// Ends the time in which checks may join a batch.
@@ -190,7 +190,7 @@ mod tests {
     fn indices<'a>(servers: impl IntoIterator<Item = &'a ServerState>) -> Vec<Option<usize>> {
         let groups = Merger::new(Merging::default()).groups;
         let index = |server| {
-            let counter = groups.counter(server, 7)?;
+            let counter = groups.counter(server, 7);
             groups.in_flight.iter().position(|other| ptr::eq(counter, other))
         };
         servers.into_iter().map(index).collect()

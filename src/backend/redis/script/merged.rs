@@ -6,14 +6,14 @@ use redis::{RedisError, RedisResult, Value, parse_redis_value};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, parts::TokenParts, types,
+    Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE,
+    pair_fields::{PAIR_SIZE, PairFields},
+    parts::TokenParts,
 };
 use crate::policy::{EqualChecks, RedisProperties};
 
 pub(crate) mod server_time;
 
-/// The size of a pair in the arguments, in bytes.
-const PAIR_SIZE: usize = 20;
 /// The offset of the numbers in a status, after the clock reading and the verdict.
 const NUMBERS_OFFSET: usize = 9;
 /// What stands for the number of admitted checks.
@@ -170,13 +170,10 @@ impl Run {
 
 impl RunPair {
     fn from_fields(pair: &[u8]) -> Self {
-        let mut fields = Fields(pair);
-        let [quota, cost] = [(); 2].map(|()| fields.u32().unwrap_or_default());
-        let [window, typed] = [(); 2].map(|()| fields.uint::<6>().unwrap_or_default());
-        let typed = types::parse(typed);
-        let most = typed.map_or(1, |(redis_type, _)| most_in_run(redis_type, cost));
-        let parts = typed
-            .and_then(|(redis_type, parameter)| TokenParts::of_type(redis_type, quota, window, parameter));
+        let PairFields { quota, cost, window, redis_type, parameter } = PairFields::read(pair);
+        let most = redis_type.map_or(1, |redis_type| most_in_run(redis_type, cost));
+        let parts =
+            redis_type.and_then(|redis_type| TokenParts::of_type(redis_type, quota, window, parameter));
         Self { cost, most, parts }
     }
 

@@ -1,12 +1,10 @@
 //! The boundaries of calendar periods in the arguments of a check. `lua/README.md` is the contract.
 
-use super::types::{self, TYPE_UNIT};
+use super::{
+    pair_fields::{PAIR_SIZE, TYPE, WINDOW},
+    types::{self, TYPE_UNIT},
+};
 use crate::policy::Policy;
-
-/// The offset of the window among the fields of a pair, and of the type with its parameter.
-const WINDOW: usize = 8;
-const TYPE: usize = 14;
-const PAIR_SIZE: usize = 20;
 
 const MINUTE: u64 = 60_000_000;
 /// The factor of the length of the first period.

@@ -26,7 +26,7 @@ use super::{
     slot_map::{self, SlotReport, Slots},
 };
 use crate::{
-    backend::redis::error::requires_reconnect,
+    backend::redis::error::{has_kind, requires_reconnect},
     guard::{Guard, SharedProtection},
     lock::Lock,
     observe::ServerBreaker,
@@ -153,7 +153,8 @@ impl Cluster {
 
     /// Returns the number of nodes that own slots.
     pub(crate) fn primaries(&self) -> usize {
-        self.0.state.lock().servers.len()
+        let state = self.0.state.lock();
+        state.servers.keys().filter(|address| state.is_owner(address)).count()
     }
 
     /// Returns the address of the owner of a slot, as far as it is known.
@@ -194,7 +195,7 @@ impl Cluster {
         failed: &Arc<ServerState>,
         error: &RedisError,
     ) -> Option<RedisResult<Server>> {
-        let is = |kind: ServerErrorKind| error.kind() == kind.into();
+        let is = |kind| has_kind(error, &[kind]);
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
             let host = self.0.state.lock().address(slot).map(|(host, _)| host.clone());
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;

@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 
-use super::{error::requires_reconnect, tls::Tls};
+use super::{
+    error::{has_kind, requires_reconnect},
+    tls::Tls,
+};
 use crate::{
     guard::{Guard, Protection},
     lock::Lock,
@@ -175,7 +178,7 @@ impl Topology {
         failed: &Arc<ServerState>,
         error: &RedisError,
     ) -> Option<RedisResult<Node>> {
-        let has_moved = error.kind() == ServerErrorKind::Moved.into();
+        let has_moved = has_kind(error, &[ServerErrorKind::Moved]);
         if has_moved && !self.needs_slots() {
             // Some checks are redirected to servers that the backend does not know.
             self.look_up_guard().events.cluster_node();
@@ -183,7 +186,7 @@ impl Topology {
         match self {
             Self::Server(server) => requires_reconnect(error).then(|| Ok(Node::new(server.clone()))),
             Self::Cluster(cluster) => {
-                let is_asking = error.kind() == ServerErrorKind::Ask.into();
+                let is_asking = has_kind(error, &[ServerErrorKind::Ask]);
                 let server = cluster.redirect(slot, failed, error).await?;
                 Some(server.map(|server| Node::Server { server, is_asking }))
             }

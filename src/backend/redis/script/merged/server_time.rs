@@ -2,10 +2,13 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
-use super::{PAIR_SIZE, most_in_run};
+use super::most_in_run;
 use crate::backend::redis::{
     mix_hasher::MixHasher,
-    script::{Call, Fields, types},
+    script::{
+        Call,
+        pair_fields::{PAIR_SIZE, PairFields},
+    },
 };
 
 /// The longest time of a merged call, in microseconds.
@@ -40,7 +43,7 @@ impl CheckTime {
         let identity = BuildHasherDefault::<MixHasher>::new().hash_one((&check.keys, check.fields()));
         let (mut micros, mut per_run) = (0, u32::MAX);
         for pair in check.fields().chunks_exact(PAIR_SIZE) {
-            let (of_pair, most) = longest_micros(pair);
+            let (of_pair, most) = longest_micros(pair, check.reserves());
             (micros, per_run) = (micros + of_pair, per_run.min(most));
         }
         Self { identity, micros, per_run }
@@ -81,13 +84,13 @@ impl CallTime {
     }
 }
 
-/// Returns the longest time of a pair, and the most of equal checks in one run, by the fields of a check.
-fn longest_micros(pair: &[u8]) -> (u64, u32) {
-    let mut fields = Fields(pair);
-    let [quota, cost] = [(); 2].map(|()| fields.u32().unwrap_or_default());
-    let [window, typed] = [(); 2].map(|()| fields.uint::<6>().unwrap_or_default());
-    let Some((redis_type, parameter)) = types::parse(typed) else { return (MAX_MICROS, 1) };
-    let records = (redis_type.max_records)(quota.into(), window, parameter);
+/// Returns the longest time of a pair, and the most of equal checks in one run, by the fields of a check. A log keeps the records of
+/// reservations that were settled to nothing, so its quota does not bound their number.
+fn longest_micros(pair: &[u8], reserves: bool) -> (u64, u32) {
+    let PairFields { quota, cost, window, redis_type, parameter } = PairFields::read(pair);
+    let Some(redis_type) = redis_type else { return (MAX_MICROS, 1) };
+    let most_charges = if reserves { u64::MAX } else { quota.into() };
+    let records = (redis_type.max_records)(most_charges, window, parameter);
     let of_size = MICROS_BY_RECORDS.into_iter().find(|(most, _)| records <= *most);
     (of_size.map_or(MAX_MICROS, |(_, micros)| micros), most_in_run(redis_type, cost))
 }
@@ -99,15 +102,15 @@ mod tests {
     use super::*;
     use crate::{
         backend::redis::keys::KeyNames,
-        check::{Check, Pair},
+        check::{Check, Pair, Purpose},
         key::PartitionKey,
         policy::{Algorithm, Policy},
     };
 
     /// Returns how many of 64 equal checks fit into a call.
-    fn fitting(policy: &Policy, cost: u32) -> usize {
-        let check =
-            Check::new([Pair::new(PartitionKey::new("user", "alice"), policy.clone(), cost)]).unwrap();
+    fn fitting(policy: &Policy, cost: u32, purpose: Purpose) -> usize {
+        let pair = Pair::new(PartitionKey::new("user", "alice"), policy.clone(), cost);
+        let check = Check::new([pair]).unwrap().with_purpose(purpose);
         let call = Call::check(&check, &KeyNames::default(), 1, None, None);
         let (time, mut all) = (CheckTime::from_call(&call), CallTime::default());
         let fits = |_: &usize| {
@@ -121,10 +124,37 @@ mod tests {
     #[test]
     fn each_run_of_equal_checks_adds_to_time_of_call() {
         let policy = Policy::new("burst", u32::MAX, Duration::from_secs(1)).unwrap();
-        assert_eq!(fitting(&policy, 1), 64, "one run");
-        assert_eq!(fitting(&policy, 1 << 30), 6, "two runs of three, each of three times 290 us");
-        assert_eq!(fitting(&policy, 1 << 31), 6, "a run each, of 290 us");
+        assert_eq!(fitting(&policy, 1, Purpose::Charge), 64, "one run");
+        assert_eq!(
+            fitting(&policy, 1 << 30, Purpose::Charge),
+            6,
+            "two runs of three, each of three times 290 us"
+        );
+        assert_eq!(fitting(&policy, 1 << 31, Purpose::Charge), 6, "a run each, of 290 us");
         let counter = policy.with_algorithm(Algorithm::SlidingCounter).unwrap();
-        assert_eq!(fitting(&counter, 1), 50, "a run each, of 40 us");
+        assert_eq!(fitting(&counter, 1, Purpose::Charge), 50, "a run each, of 40 us");
+    }
+
+    #[test]
+    fn reservations_of_small_quota_may_leave_many_records() {
+        let ten = Policy::new("ten", 10, Duration::from_secs(1)).unwrap();
+        let one_by_one = |policy: &Policy, purpose| {
+            let mut call = CallTime::default();
+            let check = |user: u32| {
+                let pair = Pair::new(PartitionKey::new("user", user.to_string()), policy.clone(), 1);
+                let check = Check::new([pair]).unwrap().with_purpose(purpose);
+                CheckTime::from_call(&Call::check(&check, &KeyNames::default(), 1, None, None))
+            };
+            let fits = |time: &CheckTime| {
+                let fits = call.has_room(*time, None);
+                call.add(*time);
+                fits
+            };
+            (0..64).map(check).take_while(fits).count()
+        };
+        assert_eq!(one_by_one(&ten, Purpose::Charge), 50, "at most ten records each");
+        assert_eq!(one_by_one(&ten, Purpose::Reserve), 6, "records without units stay");
+        let counter = ten.with_algorithm(Algorithm::SlidingCounter).unwrap();
+        assert_eq!(one_by_one(&counter, Purpose::Reserve), 50, "one record each");
     }
 }
