@@ -88,6 +88,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), Box<dyn Error>> {
     let hour = Duration::from_secs(3600);
+    let secret = match env::var("PSEUDONYM_SECRET") {
+        Ok(secret) => secret,
+        Err(env::VarError::NotPresent) => EXAMPLE_SECRET.to_owned(),
+        Err(env::VarError::NotUnicode(_)) => return Err("PSEUDONYM_SECRET: the value is not UTF-8".into()),
+    };
     let limits = RateLimitLayer::builder(backend)
         .policy(Policy::new("per-address", 1_000, hour)?)
         .key(peer_ip())
@@ -100,7 +105,7 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
         // From 9 of 10 units on, a client is near its limit.
         .near_limit(0.9)
         // So that the metrics show which keys are denied most, without their values.
-        .pseudonyms(env::var("PSEUDONYM_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))
+        .pseudonyms(secret)
         .build()?;
 
     let limiter = limits.limiter().clone();

@@ -37,7 +37,8 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// Returns an anchor on a day of the week or of the month, at 00:00.
+    /// Returns an anchor on a day of the week, 1 (Monday) to 7, or of the month, 1 to 31, at 00:00.
+    /// [`Policy::anchored`](crate::Policy::anchored) returns an error for any other value.
     pub const fn day(day: u8) -> Self {
         Self::date(1, day)
     }
@@ -47,7 +48,7 @@ impl Anchor {
         Self { month, day, hour: 0, minute: 0 }
     }
 
-    /// Returns this anchor at a time of day: an hour, 0 to 23, and a minute.
+    /// Returns this anchor at a time of day: an hour, 0 to 23, and a minute, 0 to 59.
     #[must_use]
     pub const fn at(self, hour: u8, minute: u8) -> Self {
         Self { hour, minute, ..self }

@@ -141,7 +141,7 @@ pub enum ConfigError {
     },
 
     /// The header name is invalid.
-    #[error("header name {name:?}: not a valid HTTP field name")]
+    #[error("header name {name:?}: it must be an HTTP field name: one or more letters, digits and !#$%&'*+-.^_`|~")]
     #[non_exhaustive]
     HeaderName {
         /// The given name.

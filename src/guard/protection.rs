@@ -12,9 +12,10 @@ use crate::lock::Lock;
 pub struct Protection {
     /// The circuit breaker, or `None` if the limiter has none.
     pub breaker: Option<Breaker>,
-    /// The deadline of a check.
+    /// The deadline of a check: 1 ms to 60 s, as [`LimiterBuilder::deadline`](crate::LimiterBuilder::deadline) validates.
     pub deadline: Duration,
-    /// The largest number of checks in flight.
+    /// The largest number of checks in flight: 1 to 2^20, as [`LimiterBuilder::max_in_flight`](crate::LimiterBuilder::max_in_flight)
+    /// validates.
     pub max_in_flight: usize,
 }
 
@@ -23,7 +24,7 @@ pub struct Protection {
 pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 impl Protection {
-    /// Creates the settings of a limiter: to test a backend, or to pass them on to another one.
+    /// Creates the settings of a limiter: to test a backend, or to pass them on to another one. Nothing is validated.
     pub fn new(breaker: impl Into<Option<Breaker>>, deadline: Duration, max_in_flight: usize) -> Self {
         Self { breaker: breaker.into(), deadline, max_in_flight }
     }

@@ -36,11 +36,11 @@ pub struct Cookie {
 ///
 /// # Errors
 ///
-/// Returns [`ConfigError::InvalidValue`] unless the name is a token (RFC 9110): ASCII letters, digits and ``!#$%&'*+-.^_`|~``.
+/// Returns [`ConfigError::InvalidValue`] unless the name is a token (RFC 9110): one or more ASCII letters, digits and ``!#$%&'*+-.^_`|~``.
 pub fn cookie(name: &str) -> Result<Cookie, ConfigError> {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(is_token) {
-        let valid = "ASCII letters, digits and !#$%&'*+-.^_`|~";
+        let valid = "one or more ASCII letters, digits and !#$%&'*+-.^_`|~";
         return Err(ConfigError::invalid_text("cookie name", name, valid));
     }
     Ok(Cookie { name: name.into(), kind: kinds::cookie(name) })

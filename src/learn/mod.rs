@@ -79,11 +79,11 @@ pub struct Stated {
 pub struct StatedQuota {
     /// The name of the quota policy.
     pub name: Option<String>,
-    /// The quota.
+    /// The quota, in units of the API.
     pub limit: Option<u64>,
     /// The window.
     pub window: Option<Duration>,
-    /// The remaining quota.
+    /// The remaining quota, in units of the API.
     pub remaining: u64,
     /// The time until the remaining quota is larger. After this time, the statement does not apply any longer.
     pub reset: Option<Duration>,

@@ -294,8 +294,11 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::CannotHold`], [`ConfigError::HashSecret`] or [`ConfigError::InvalidValue`].
+    /// - [`ConfigError::NoPolicies`] or [`ConfigError::TooManyPolicies`] unless there are 1 to 8 policies.
+    /// - [`ConfigError::DuplicatePolicy`] if two policies have one name.
+    /// - [`ConfigError::CannotHold`] if a policy is in flight, and the backend holds no units.
+    /// - [`ConfigError::HashSecret`] if the secret of the pseudonyms is too short.
+    /// - [`ConfigError::InvalidValue`] if another value is outside of the range that its method states.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;

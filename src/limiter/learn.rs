@@ -63,7 +63,7 @@ impl Limiter {
     ) -> LimiterFuture<Result<Learned, BackendError>> {
         let now = |result| LimiterFuture(NowOrLater::now(result));
         let Some(learner) = &self.0.learner else {
-            let error = ConfigError::invalid_value("learn", "off", "`LimiterBuilder::learn`");
+            let error = ConfigError::invalid_value("learning", "off", "switched on by `LimiterBuilder::learn`");
             return now(Err(misconfigured(error)));
         };
         let (Some(check), Some(decision)) = (&admission.learning, admission.decision()) else {
@@ -117,8 +117,8 @@ impl Limiter {
         let mut learning = Box::pin(async move {
             let error = match learning.await {
                 Ok(learned) => learned.unmatched.first().map(|quota| {
-                    let given = format!("{quota:?}");
-                    misconfigured(ConfigError::invalid_value("quota of an API", given, "one of one policy"))
+                    let valid = "that of exactly one policy, by its name or by its limit and window";
+                    misconfigured(ConfigError::invalid_value("quota of an API", describe(quota), valid))
                 }),
                 Err(error) => Some(error),
             };
@@ -161,4 +161,13 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
 fn is_of_period(quota: &StatedQuota, status: &Status) -> bool {
     !status.policy().properties().returns_at_end
         || quota.reset.is_none_or(|reset| reset >= status.next_after() / 2)
+}
+
+/// Returns what a quota states of itself: `"requests" of 100 in 60s`.
+fn describe(StatedQuota { name, limit, window, .. }: &StatedQuota) -> String {
+    let name = name.as_ref().map(|name| format!("{name:?}"));
+    let limit = limit.map(|limit| format!("of {limit}"));
+    let window = window.map(|window| format!("in {window:?}"));
+    let stated: Vec<String> = [name, limit, window].into_iter().flatten().collect();
+    if stated.is_empty() { "without a name, a limit and a window".to_owned() } else { stated.join(" ") }
 }

@@ -86,6 +86,11 @@ impl Limiter {
     ///
     /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
     /// is admitted without a status. If the draft [reserves](Draft::reserve), the check is a plain charge: use [`reserve`](Self::reserve).
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`BackendError`] if the backend makes no decision within the deadline. It is [`Reason::Misconfigured`] if the pairs cannot
+    /// be a check.
     #[inline]
     pub fn check(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
         let Some(key) = draft.as_key() else {
@@ -98,6 +103,10 @@ impl Limiter {
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`check`](Self::check), and [`Reason::Unsupported`] if the backend can only charge.
     pub fn peek(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
         self.decide_draft(draft.into_draft(), Purpose::Peek)
     }
@@ -271,7 +280,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
+    /// Returns the errors of [`check`](Self::check), and [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn block(
         &self,
         draft: impl IntoDraft,
@@ -297,7 +306,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
+    /// Returns the errors of [`check`](Self::check), and [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
         self.change(self.check_to_decide(draft.into_draft()).and_then(gates), |_| ())
     }
@@ -307,6 +316,10 @@ impl Limiter {
     ///
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`check`](Self::check), and [`Reason::Unsupported`] if the backend can only charge.
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
         let check = self.check_to_decide(draft.into_draft());
         self.change(

@@ -11,7 +11,7 @@ use std::{
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{
-        DeserializeSeed, Error, IgnoredAny, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
+        DeserializeSeed, Error, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
         value::{self, MapAccessDeserializer},
     },
     ser::SerializeStruct,
@@ -292,8 +292,9 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             PolicyField::Algorithm => {
                 let read = Algorithm::deserialize(MapAccessDeserializer::new(&mut map));
                 self.fields.algorithm = Some(read.map_err(with_feature)?);
-                if map.next_key::<IgnoredAny>()?.is_some() {
-                    return Err(self.fields.error("algorithm: it must be one algorithm"));
+                if let Some(second) = map.next_key::<String>()? {
+                    let text = format_args!("algorithm with a second name, {second:?}: it must be one algorithm");
+                    return Err(self.fields.error(text));
                 }
             }
             PolicyField::Lease => {
