@@ -137,7 +137,7 @@ async fn work(worker: Worker, limiter: Limiter) -> (Worker, Report) {
 }
 
 /// Runs all workers and prints what they have done.
-async fn run(title: &str, limiter: &Limiter) -> Result<(), Box<dyn Error>> {
+async fn run_workers(title: &str, limiter: &Limiter) -> Result<(), Box<dyn Error>> {
     let (start, mut workers) = (Instant::now(), JoinSet::new());
     for worker in WORKERS {
         workers.spawn(work(worker, limiter.clone()));
@@ -168,9 +168,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Some(backend) => limiter(Limiter::builder(backend))?,
         None => limiter(Limiter::builder(MemoryBackend::new()))?,
     };
-    run("The workers share 10,000 units:", &shared).await?;
+    run_workers("The workers share 10,000 units:", &shared).await?;
 
     // No server listens at this address.
     let broken = limiter(Limiter::builder(RedisBackend::lazy("redis://127.0.0.1:1/")?))?;
-    run("The store fails:", &broken).await
+    run_workers("The store fails:", &broken).await
 }

@@ -52,17 +52,15 @@ enum Task {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match inspect(env::args_os().skip(1).map(|argument| argument.into_string().ok()).collect()).await {
-        Ok(text) => {
-            // Ignores the error if standard output is closed.
-            let _ = write!(std::io::stdout(), "{text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit(run().await)
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let arguments = env::args_os().skip(1).map(|argument| argument.into_string().ok());
+    let text = inspect(arguments.collect()).await?;
+    // Ignores the error if standard output is closed.
+    let _ = write!(std::io::stdout(), "{text}");
+    Ok(())
 }
 
 async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error>> {

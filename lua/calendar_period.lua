@@ -73,8 +73,11 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     end
     if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
-  local remaining, reset_after, next_after = quota - used, 0, falls_at - now
+  local remaining, reset_after, next_after = quota - used, 0, ends_at - now
   if remaining < 0 then remaining = 0 end
-  if used > 0 then reset_after = next_after end
+  if used > 0 then
+    reset_after = falls_at - now
+    next_after = reset_after
+  end
   return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
 end

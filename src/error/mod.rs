@@ -141,7 +141,9 @@ pub enum ConfigError {
     },
 
     /// The header name is invalid.
-    #[error("header name {name:?}: it must be an HTTP field name: one or more letters, digits and !#$%&'*+-.^_`|~")]
+    #[error(
+        "header name {name:?}: it must be an HTTP field name: one or more letters, digits and !#$%&'*+-.^_`|~"
+    )]
     #[non_exhaustive]
     HeaderName {
         /// The given name.

@@ -172,7 +172,10 @@ mod tests {
     #[test]
     fn invalid_name_is_an_error() {
         let error = header("x api key").unwrap_err();
-        assert_eq!(error.to_string(), "header name \"x api key\": it must be an HTTP field name: one or more letters, digits and !#$%&'*+-.^_`|~");
+        assert_eq!(
+            error.to_string(),
+            "header name \"x api key\": it must be an HTTP field name: one or more letters, digits and !#$%&'*+-.^_`|~"
+        );
     }
 
     #[test]

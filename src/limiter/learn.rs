@@ -63,7 +63,8 @@ impl Limiter {
     ) -> LimiterFuture<Result<Learned, BackendError>> {
         let now = |result| LimiterFuture(NowOrLater::now(result));
         let Some(learner) = &self.0.learner else {
-            let error = ConfigError::invalid_value("learning", "off", "switched on by `LimiterBuilder::learn`");
+            let error =
+                ConfigError::invalid_value("learning", "off", "switched on by `LimiterBuilder::learn`");
             return now(Err(misconfigured(error)));
         };
         let (Some(check), Some(decision)) = (&admission.learning, admission.decision()) else {

@@ -90,6 +90,8 @@ fn batch(step: usize, check: &Check, earlier: Option<&Check>) -> Vec<Check> {
 fn longest_micros(check: &Check) -> u64 {
     let of_pair = |pair: &Pair| {
         let records = match pair.policy.algorithm() {
+            // A log keeps reservations that were settled to nothing.
+            Algorithm::SlidingLog if check.purpose() == Purpose::Reserve => u64::MAX,
             Algorithm::SlidingLog => pair.policy.quota().unwrap().into(),
             Algorithm::SlidingBuckets { precision } => {
                 (pair.policy.window().unwrap().as_micros() / precision.as_micros()) as u64 + 2

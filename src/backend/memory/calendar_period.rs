@@ -102,8 +102,10 @@ impl UsageReading for CalendarPeriodReading {
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
-        let end = if units > 0 { self.end } else { self.falls_at };
-        Forecast { used: self.usage.used + units, next: end, reset: end }
+        let used = self.usage.used + units;
+        // What is used so far, without a charge now, may end earlier.
+        let end = if units == 0 && used > 0 { self.falls_at } else { self.end };
+        Forecast { used, next: end, reset: end }
     }
 }
 

@@ -6,16 +6,12 @@ use crate::backend::{BackendError, Reason};
 
 /// The entries that have not expired, and some that have.
 pub(super) struct Expiring<K, V> {
-    entries: HashMap<K, Entry<V>>,
+    /// Each with the instant at which it expires.
+    entries: HashMap<K, (u64, V)>,
     /// The number of entries from which on expired ones are removed.
     sweep_at: usize,
     /// No entry expires before this instant, in microseconds. 0 before the first search.
     first_expires_at: u64,
-}
-
-struct Entry<V> {
-    expires_at: u64,
-    value: V,
 }
 
 impl<K, V> Default for Expiring<K, V> {
@@ -31,19 +27,19 @@ impl<K: Eq + Hash, V> Expiring<K, V> {
     }
 
     pub(super) fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).map(|entry| &entry.value)
+        self.entries.get(key).map(|(_, value)| value)
     }
 
     pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
-        self.entries.get_mut(key).map(|entry| &mut entry.value)
+        self.entries.get_mut(key).map(|(_, value)| value)
     }
 
     /// Removes expired entries if there are many. Returns [`Reason::Full`] if `max` are left.
     pub(super) fn make_room(&mut self, now: u64, max: usize) -> Result<(), BackendError> {
         if self.entries.len() >= max.min(self.sweep_at) && now >= self.first_expires_at {
-            self.entries.retain(|_, entry| entry.expires_at > now);
+            self.entries.retain(|_, (expires_at, _)| *expires_at > now);
             self.first_expires_at =
-                self.entries.values().map(|entry| entry.expires_at).min().unwrap_or(u64::MAX);
+                self.entries.values().map(|(expires_at, _)| *expires_at).min().unwrap_or(u64::MAX);
             // The next search comes when as many were added as were kept.
             self.sweep_at = 2 * self.entries.len() + 64;
         }
@@ -53,7 +49,7 @@ impl<K: Eq + Hash, V> Expiring<K, V> {
     /// Adds or replaces an entry.
     pub(super) fn insert(&mut self, key: K, expires_at: u64, value: V) {
         self.first_expires_at = self.first_expires_at.min(expires_at);
-        self.entries.insert(key, Entry { expires_at, value });
+        self.entries.insert(key, (expires_at, value));
     }
 }
 
@@ -84,7 +80,7 @@ mod tests {
         assert!(map.make_room(0, 100).is_err());
         assert_eq!(map.first_expires_at, 1_000);
         // A search would find this one.
-        map.entries.insert(100, Entry { expires_at: 1, value: () });
+        map.entries.insert(100, (1, ()));
         assert!(map.make_room(999, 100).is_err() && map.len() == 101);
         assert!(map.make_room(1_000, 100).is_ok());
         assert_eq!((map.len(), map.first_expires_at), (99, 1_001));

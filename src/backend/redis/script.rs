@@ -21,6 +21,7 @@ use crate::{
 };
 
 pub(super) mod acquisition;
+mod fields;
 pub(super) mod hold;
 mod loader;
 pub(super) mod merged;
@@ -30,6 +31,7 @@ mod periods;
 mod types;
 
 use acquisition::Acquisition;
+use fields::Fields;
 pub(super) use loader::{Script, Scripts};
 use parts::TokenParts;
 use periods::Periods;
@@ -269,7 +271,7 @@ pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
 /// Parses the reply to a check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
-    let mut fields = Fields::of(reply)?;
+    let mut fields = fields_of(reply)?;
     let (count, mut at_micros) = (check.pairs().len(), 0);
     // The usual case: a status for each pair, in the order of the check.
     if check.purpose() == Purpose::Charge && check.pairs().iter().all(|pair| !pair.is_shadow) {
@@ -399,50 +401,15 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
     )))
 }
 
-/// A reader of packed little-endian numbers.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    /// Returns the reader of a reply, or an error if the script has changed nothing.
-    fn of(reply: &'a Value) -> Result<Self, BackendError> {
-        let reason = match reply {
-            Value::BulkString(bytes) if bytes == b"full" => Reason::Full,
-            _ if is_deadline_exceeded(reply) => Reason::DeadlineExceeded,
-            Value::BulkString(bytes) => return Ok(Self(bytes)),
-            _ => Reason::BrokenReply,
-        };
-        Err(BackendError::new(reason))
-    }
-
-    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (field, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(field)
-    }
-
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (field, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*field)
-    }
-
-    /// Reads a number of `N` bytes, at most eight.
-    fn uint<const N: usize>(&mut self) -> Option<u64> {
-        let field = self.take::<N>()?;
-        Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
-    }
-
-    fn u8(&mut self) -> Option<u8> {
-        self.take().map(u8::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
+/// Returns the reader of a reply, or an error if the script has changed nothing.
+fn fields_of(reply: &Value) -> Result<Fields<'_>, BackendError> {
+    let reason = match reply {
+        Value::BulkString(bytes) if bytes == b"full" => Reason::Full,
+        _ if is_deadline_exceeded(reply) => Reason::DeadlineExceeded,
+        Value::BulkString(bytes) => return Ok(Fields(bytes)),
+        _ => Reason::BrokenReply,
+    };
+    Err(BackendError::new(reason))
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ edges! {
 
     calendar_period_states_exact_times_under_changing_anchors: |bench| {
         let mut random = Random(11);
-        let mut verified = 0;
+        let (mut verified, mut unused) = (0, 0);
         for round in 0..8 {
             let key = round.to_string();
             let policies = [(); 3].map(|()| monthly(3, 1 + random.below(28) as u8));
@@ -135,9 +135,23 @@ edges! {
             for _ in 0..80 {
                 bench.move_clock(random.below(9 * DAY) as i64);
                 let (policy, cost) = (&policies[random.below(3) as usize], 1 + random.below(3) as u32);
+                if random.below(4) == 0 && bench.used(&key, policy) + cost <= 3 {
+                    let reserved = bench.reserve(&key, policy, cost);
+                    bench.move_clock(random.below(3 * DAY) as i64);
+                    bench.settle(&reserved, &[0]);
+                }
+                let cost = if random.below(4) == 0 { 0 } else { cost };
                 let decision = bench.check(&[(&key, policy, cost)]);
                 let status = &decision.statuses()[0];
                 let ends_in = status.reset_after();
+                if status.remaining() == 3 {
+                    let now = bench.clock.now_micros();
+                    let [_, end] = crate::contract::model::calendar_period::CalendarPeriod::of(policy.algorithm()).period(now);
+                    let expected = [Duration::from_micros(end - now), Duration::ZERO];
+                    assert_eq!([status.next_after(), ends_in], expected, "{policies:?}");
+                    unused += 1;
+                    continue;
+                }
                 assert_eq!(status.next_after(), ends_in, "{policies:?}");
                 if !decision.is_admitted() {
                     assert_eq!(decision.retry_after(), Wait::For(ends_in), "{policies:?}");
@@ -151,7 +165,7 @@ edges! {
                 }
             }
         }
-        assert!(verified > 100, "{verified}");
+        assert!(verified > 100 && unused > 20, "{verified}, {unused}");
     }
 
     two_anchors_admit_at_most_twice_quota: |bench| {

@@ -80,7 +80,14 @@ impl Holder {
             let of_pair = iter::once((&pair.key, &pair.policy));
             let keys = Arc::new(names.keys(check.namespace(), of_pair, Some(acquisition.holder)));
             let slot = slot(keys.slot());
-            let drawn = self.0.pairs.lock().draw(&keys, slot, check.scope(), pair);
+            let (drawn, is_due_earlier) = {
+                let mut pairs = self.0.pairs.lock();
+                let drawn = pairs.draw(&keys, slot, check.scope(), pair);
+                (drawn, pairs.may_be_shortened(&keys))
+            };
+            if is_due_earlier {
+                self.0.changed.notify_one();
+            }
             let drawn = match drawn {
                 Ok(drawn) => drawn,
                 Err(error) => return numbers.complete(check, Err(error)).map(|_| None),
@@ -131,28 +138,23 @@ impl HeldNumbers {
         };
         let Self { state, numbers, sent, deadline } = &mut self;
         *deadline = None;
-        let (mut pairs, mut is_due_earlier) = (state.pairs.lock(), false);
+        let mut pairs = state.pairs.lock();
         numbers.retain(|(i, keys, index)| {
             let held = decision.and_then(|decision| decision.held_pairs(check).find(|(held, ..)| held == i));
-            pairs.change(keys, |pair| {
-                match held {
-                    Some((_, of_check, units)) => {
-                        let hold_time = Duration::from_micros(of_check.policy.window_micros());
-                        pair.confirm(*index, units, *sent, hold_time);
-                    }
-                    None => pair.make_free(*index),
+            pairs.change(keys, |pair| match held {
+                Some((_, of_check, units)) => {
+                    let hold_time = Duration::from_micros(of_check.policy.window_micros());
+                    pair.confirm(*index, units, *sent, hold_time);
                 }
-                is_due_earlier |= held.is_some() || pair.may_be_shortened();
+                None => pair.make_free(*index),
             });
             held.is_some()
         });
         drop(pairs);
-        if is_due_earlier {
-            state.changed.notify_one();
-        }
         if numbers.is_empty() {
             return outcome;
         }
+        state.changed.notify_one();
         outcome.map(|decision| decision.with_hold(Hold::from_units(move || self.was_interrupted())))
     }
 

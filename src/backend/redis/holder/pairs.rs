@@ -163,6 +163,11 @@ impl HeldPairs {
         Ok((number, is_alone))
     }
 
+    /// Returns whether a check may have shortened the entry of a pair since the last renewal, so that the next one is due earlier.
+    pub(super) fn may_be_shortened(&self, keys: &Arc<Keys>) -> bool {
+        self.pairs.get(keys).is_some_and(|pair| pair.shortened.is_some())
+    }
+
     /// Returns whether the store may not have held a unit all the time.
     pub(super) fn was_interrupted(&self, keys: &Arc<Keys>, index: u32) -> bool {
         self.pairs.get(keys).is_none_or(|pair| {
@@ -313,9 +318,9 @@ impl HeldPair {
         self.renew_at = self.renew_at.map(|at| at.min(now + hold_time / 3));
     }
 
-    /// Returns whether a check may have shortened the entry since the last renewal.
-    pub(super) fn may_be_shortened(&self) -> bool {
-        self.shortened.is_some()
+    /// Returns when the next renewal is due: at this instant, or earlier if a check may have shortened the entry.
+    fn renewal_after_shortening(&self, due: Instant) -> Instant {
+        self.shortened.map_or(due, |(drawn, hold_time)| due.min(drawn + hold_time / 3))
     }
 
     /// Notes that a call which was sent at this instant has extended the entry by a hold time.
@@ -346,7 +351,7 @@ impl HeldPair {
         let Some(unit) = self.units.get_mut(&index) else { return };
         (unit.state, unit.at, unit.number.units) = (UnitState::Held, now, units);
         self.extend(sent, hold_time);
-        let due = sent + hold_time / 3;
+        let due = self.renewal_after_shortening(sent + hold_time / 3);
         self.renew_at = Some(self.renew_at.map_or(due, |at| at.min(due)));
     }
 
@@ -452,11 +457,8 @@ impl HeldPair {
         };
         // Not by the hold time of a newer check that may have been denied.
         let extended = sent + Duration::from_micros(changes.hold_micros) / 3;
-        let mut renew_at = extended.min(self.extended + self.held_for / 3);
         self.shortened = self.shortened.filter(|(drawn, _)| *drawn >= sent);
-        if let Some((drawn, hold_time)) = self.shortened {
-            renew_at = renew_at.min(drawn + hold_time / 3);
-        }
+        let renew_at = self.renewal_after_shortening(extended.min(self.extended + self.held_for / 3));
         self.renew_at = None;
         for unit in self.units.values_mut().filter(|unit| unit.state == UnitState::Held) {
             self.renew_at = Some(renew_at);
@@ -477,41 +479,71 @@ mod tests {
     use super::*;
     use crate::{backend::redis::keys::KeyNames, check::Check, key::PartitionKey, policy::Policy};
 
+    /// What a process holds of one pair.
+    struct Drawn {
+        pairs: HeldPairs,
+        keys: Arc<Keys>,
+    }
+
+    impl Drawn {
+        fn new() -> Self {
+            let check = Self::check(Duration::from_secs(30));
+            let pair = &check.pairs()[0];
+            let keys =
+                KeyNames::default().keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(1));
+            Self { pairs: HeldPairs::default(), keys: Arc::new(keys) }
+        }
+
+        fn check(hold_time: Duration) -> Check {
+            let policy = Policy::in_flight("exports", 10).unwrap().hold_time(hold_time).unwrap();
+            Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap()
+        }
+
+        /// Draws a number for a check with this hold time. Returns its index.
+        fn draw(&mut self, hold_time: Duration) -> u32 {
+            let check = Self::check(hold_time);
+            self.pairs.draw(&self.keys, 0, check.scope(), &check.pairs()[0]).unwrap().0.index
+        }
+    }
+
     /// Its reply may be lost, and then nothing else states that the entry of all units ends earlier.
     #[tokio::test(start_paused = true)]
     async fn check_with_shorter_hold_time_brings_renewal_forward() {
         let second = Duration::from_secs(1);
-        let (mut pairs, names) = (HeldPairs::default(), KeyNames::default());
-        let check = |hold_time| {
-            let policy = Policy::in_flight("exports", 10).unwrap().hold_time(hold_time).unwrap();
-            Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap()
-        };
-        let [long, short] = [30 * second, 3 * second].map(check);
-        let pair = &long.pairs()[0];
-        let keys = Arc::new(names.keys(long.namespace(), iter::once((&pair.key, &pair.policy)), Some(1)));
-        let draw = |pairs: &mut HeldPairs, check: &Check| {
-            pairs.draw(&keys, 0, check.scope(), &check.pairs()[0]).unwrap().0.index
-        };
+        let mut drawn = Drawn::new();
         let began = Instant::now();
-        let held = draw(&mut pairs, &long);
-        pairs.change(&keys, |pair| pair.confirm(held, 1, began, 30 * second));
+        let held = drawn.draw(30 * second);
+        let Drawn { pairs, keys } = &mut drawn;
+        pairs.change(keys, |pair| pair.confirm(held, 1, began, 30 * second));
         assert_eq!(pairs.next_due(), Some(began + 10 * second));
 
-        let unknown = draw(&mut pairs, &short);
-        pairs.change(&keys, |pair| pair.release(unknown, began + 5 * second));
+        let unknown = drawn.draw(3 * second);
+        let Drawn { pairs, keys } = &mut drawn;
+        pairs.change(keys, |pair| pair.release(unknown, began + 5 * second));
         assert_eq!(pairs.next_due(), Some(began + second));
         tokio::time::advance(3 * second - Duration::from_millis(1)).await;
-        assert!(!pairs.was_interrupted(&keys, held));
+        assert!(!pairs.was_interrupted(keys, held));
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(pairs.was_interrupted(&keys, held), "no renewal has arrived");
+        assert!(pairs.was_interrupted(keys, held), "no renewal has arrived");
 
         let sent = Instant::now();
         let call = pairs.due(sent).pop().unwrap();
-        let number = pairs.pairs[&keys].units[&held].number;
+        let number = pairs.pairs[keys].units[&held].number;
         let list = HeldList { units: 1, numbers: vec![number] };
         pairs.complete(call, Ok(vec![Some(list)]));
-        assert!(!pairs.was_interrupted(&keys, held));
+        assert!(!pairs.was_interrupted(keys, held));
         // The renewal has the new hold time.
         assert_eq!(pairs.next_due(), Some(sent + second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_before_first_confirmation_brings_renewal_forward() {
+        let second = Duration::from_secs(1);
+        let mut drawn = Drawn::new();
+        let (long, short) = (drawn.draw(30 * second), drawn.draw(3 * second));
+        let began = Instant::now();
+        drawn.pairs.change(&drawn.keys, |pair| pair.confirm(long, 1, began, 30 * second));
+        drawn.pairs.change(&drawn.keys, |pair| pair.make_free(short));
+        assert_eq!(drawn.pairs.next_due(), Some(began + second));
     }
 }

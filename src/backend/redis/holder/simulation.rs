@@ -228,7 +228,7 @@ impl Store {
 }
 
 /// A check without a reply.
-struct Waiting {
+struct UnansweredCheck {
     key: usize,
     pair: Arc<Keys>,
     number: HeldNumber,
@@ -253,7 +253,7 @@ struct Process {
     began: Instant,
     stopped_until: Instant,
     /// The checks without a reply, and the requests that run, by their number.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, UnansweredCheck>,
     running: HashMap<u64, Running>,
     calls: HashMap<u64, HoldCall>,
     polls_at: Option<Instant>,
@@ -453,7 +453,9 @@ impl Simulation {
             Event::CheckDeadline { process: id, request } => {
                 let bug = self.bug;
                 let Some(process) = self.process(id) else { return };
-                let Some(Waiting { pair, number, .. }) = process.waiting.remove(&request) else { return };
+                let Some(UnansweredCheck { pair, number, .. }) = process.waiting.remove(&request) else {
+                    return;
+                };
                 if bug == Some(Bug::UnknownOutcomeIsForgotten) {
                     process.pairs.change(&pair, |pair| pair.make_free(number.index));
                 } else {
@@ -531,7 +533,7 @@ impl Simulation {
         let (mut number, is_alone) = process.pairs.draw(&id, 0, check.scope(), &pair).unwrap();
         self.next += 1;
         let (request, sent, process) = (self.next, Instant::now(), process.id);
-        let waiting = Waiting { key, pair: id, number, sent, hold_time };
+        let waiting = UnansweredCheck { key, pair: id, number, sent, hold_time };
         self.process(process).unwrap().waiting.insert(request, waiting);
         let deadline = sent + DEADLINE;
         self.schedule(DEADLINE, Event::CheckDeadline { process, request });
@@ -556,7 +558,8 @@ impl Simulation {
     fn reply(&mut self, id: u64, request: u64, admitted: bool) {
         let lasts = self.random.up_to(ms(6_000)) / if self.random.one_in(2) { 20 } else { 1 };
         let Some(process) = self.process(id) else { return };
-        let Some(Waiting { key, pair, number, sent, hold_time }) = process.waiting.remove(&request) else {
+        let Some(UnansweredCheck { key, pair, number, sent, hold_time }) = process.waiting.remove(&request)
+        else {
             return;
         };
         if !admitted {

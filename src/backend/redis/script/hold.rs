@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::Value;
 
-use super::{Call, Fields, NO_DEADLINE, Packed, acquisition::HeldNumber};
+use super::{Call, NO_DEADLINE, Packed, acquisition::HeldNumber, fields::Fields, fields_of};
 use crate::backend::{BackendError, Reason, redis::keys::Keys};
 
 /// The changes of one pair.
@@ -64,7 +64,7 @@ impl HoldChanges {
 /// Parses the reply to a call of some pairs: for each one, what the store holds, or `None` if its changes were not made.
 pub(crate) fn lists(reply: &Value, pairs: usize) -> Result<Vec<Option<HeldList>>, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
-    let mut fields = Fields::of(reply)?;
+    let mut fields = fields_of(reply)?;
     fields.u64().ok_or_else(broken)?;
     let mut list = || {
         let (is_made, units, size) = (fields.u8()? == 1, fields.u32()?, fields.u32()?);

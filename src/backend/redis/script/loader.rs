@@ -16,9 +16,9 @@ const NAMES: &str = include_str!("../../../../lua/names.lua");
 const CLOCK: &str = "clock.lua";
 #[cfg(feature = "test-util")]
 const CLOCK_INJECTED: &str = "clock_injected.lua";
-/// Further definitions for an injected clock: bounds that short histories reach.
+/// Further definitions for an injected clock: a bound that short logs reach, too.
 #[cfg(feature = "test-util")]
-const SMALL_BOUNDS: &str = "MAX_DROPPED_BLOCKS = 2";
+const SMALL_BOUNDS: &str = "MAX_DROPPED_BLOCKS = (blocks < 2048 and 2 or 2048)";
 
 /// The file of each script.
 const SCRIPTS: [&str; 5] = ["check.lua", "merged.lua", "refund.lua", "reset.lua", "hold.lua"];
@@ -66,7 +66,7 @@ impl Scripts {
         SCRIPTS.clone()
     }
 
-    /// Returns the same scripts with an injected clock: they take the instant from their arguments. They delete fewer blocks at once.
+    /// Returns the same scripts with an injected clock: they take the instant from their arguments. They delete fewer blocks of a short log at once.
     #[cfg(feature = "test-util")]
     pub(in crate::backend::redis) fn with_injected_clock() -> Arc<Self> {
         static SCRIPTS: LazyLock<Arc<Scripts>> =

@@ -6,7 +6,8 @@ use redis::{RedisError, RedisResult, Value, parse_redis_value};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE,
+    Call, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE,
+    fields::Fields,
     pair_fields::{PAIR_SIZE, PairFields},
     parts::TokenParts,
 };
@@ -100,7 +101,7 @@ impl Merged {
     pub(crate) fn replies(&self, reply: &Value) -> Option<Replies> {
         let Value::BulkString(bytes) = reply else { return None };
         let (clock, rest) = bytes.split_first_chunk::<8>()?;
-        let status_size = STATUS_SIZE + if self.call.purpose == Some("r") { RECEIPT_SIZE } else { 0 };
+        let status_size = STATUS_SIZE + if self.call.reserves() { RECEIPT_SIZE } else { 0 };
         let checks = self.runs.iter().map(|run| run.checks.len()).sum();
         let mut of_checks: Vec<Option<RedisResult<Value>>> = vec![None; checks];
         let (mut has_decided, mut has_charged) = (false, false);

@@ -1,7 +1,7 @@
 //! The fields of a pair in the arguments of a check: the quota, the cost, the window, and the type with its parameter. `lua/README.md` is
 //! the contract.
 
-use super::{Fields, types};
+use super::{fields::Fields, types};
 use crate::policy::{Policy, RedisProperties};
 
 /// The size of the fields of a pair, in bytes.

@@ -161,8 +161,8 @@ impl Board {
         let mut state = self.state.lock();
         let Some(watched) = state.get_mut(index) else { return };
         watched.was_queried = true;
-        watched.has_answered |= answer.is_some();
         watched.answer = answer;
+        watched.has_answered |= watched.own_answer().is_some();
         let has_discovered = self.discover(&mut state);
         let reported: Vec<_> = state.iter().filter(|watched| watched.counts(&state)).collect();
         let answers = candidates(reported.iter().filter_map(|watched| watched.own_answer()));
