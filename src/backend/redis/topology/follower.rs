@@ -339,10 +339,15 @@ mod tests {
         board.record(0, answer("a", &[("b", "b")]));
         board.state.lock()[1].discovered = Some("c".to_owned());
         board.record(0, answer("a", &[("c", "c")]));
-        let before = followed.load(Ordering::SeqCst);
-        board.record(1, answer("b", &[("a", "named")]));
-        assert_eq!(followed.load(Ordering::SeqCst), before, "one vote of two");
-        board.record(1, answer("c", &[("a", "named")]));
-        assert_eq!(followed.load(Ordering::SeqCst), before + 1);
+        // Without an answer of the named Sentinel, a majority needs this vote.
+        for (own, votes) in [("b", 0), ("c", 1)] {
+            board.record(1, answer(own, &[("a", "named"), ("c", "c")]));
+            let before = followed.load(Ordering::SeqCst);
+            board.record(0, None);
+            assert_eq!(followed.load(Ordering::SeqCst) - before, 0, "one of two is no majority");
+            let counts = board.state.lock()[1].own_answer().is_some();
+            assert_eq!(usize::from(counts), votes, "{own}");
+            board.record(0, answer("a", &[("c", "c")]));
+        }
     }
 }
