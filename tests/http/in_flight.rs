@@ -31,7 +31,7 @@ use tower_sliding_window::{
     limit,
     outage::Share,
     settle::{Unsettled, by_hand},
-    testing::{FakeAnswer, FakeBackend},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
     wait::WaitLayer,
 };
 
@@ -353,6 +353,36 @@ async fn release_of_other_pair_causes_no_check() {
         waiting.abort();
         drop(of_tenant);
     }
+}
+
+/// The host has no room either. But no release of its units admits the request before the wait of the tenant has passed.
+#[tokio::test(start_paused = true)]
+async fn release_before_end_of_known_wait_causes_no_check() {
+    let clock = ManualClock::new();
+    let backend = SlowMemory(MemoryBackend::new().with_clock(&clock), Arc::default());
+    let builder = Limiter::builder(backend.clone()).without_policies().deny_cache(None);
+    let limiter = builder.build().unwrap();
+    let asked = || backend.1.load(Ordering::SeqCst);
+    let host = Pair::new(PartitionKey::new("host", "api"), exports(1), 1);
+    let calls = Policy::new("calls", 1, 60 * SECOND).unwrap();
+    let tenant = Pair::new(PartitionKey::new("tenant", "a"), calls, 1);
+    let start = tokio::time::Instant::now();
+    assert!(limiter.check([tenant.clone()]).await.unwrap().is_admitted());
+    let mut held = limiter.check([host.clone()]).await.unwrap();
+    let waiting = tokio::spawn(limiter.wait([tenant, host.clone()], 600 * SECOND));
+    // Both pairs deny it.
+    tokio::time::sleep(SECOND).await;
+    for _ in 0..500 {
+        drop(held);
+        held = limiter.check([host.clone()]).await.unwrap();
+        assert!(held.is_admitted());
+        tokio::time::sleep(SECOND / 20).await;
+    }
+    assert_eq!(asked(), 1);
+    drop(held);
+    clock.advance(60 * SECOND);
+    assert!(waiting.await.unwrap().is_ok());
+    assert_eq!((asked(), start.elapsed().as_secs()), (2, 60));
 }
 
 /// Another process returns the unit, so only the poll finds it.
