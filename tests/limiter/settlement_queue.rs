@@ -422,3 +422,29 @@ fn drain_ends_although_another_runtime_is_not_driven() {
     assert!(drained.is_ok(), "the deadline of the settlement has passed");
     assert_eq!(limiter.stats().lost_settlements, 1);
 }
+
+/// The runtime of the only worker is not driven for 7 s. The settlement that comes meanwhile has a deadline of its own.
+#[test]
+fn drain_waits_for_settlement_that_comes_meanwhile() {
+    let backend = FakeBackend::admitting();
+    let limiter = build(Limiter::builder(Later(backend.clone())).max_in_flight(1));
+    let undriven = Builder::new_current_thread().enable_time().build().unwrap();
+    let reservation = undriven.block_on(reserve(&limiter));
+    let _first = undriven.block_on(async { Some(reservation.settle(2)) });
+    let other = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let (drained, second) = other.block_on(async {
+        let drained = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.drain().await }
+        });
+        sleep(Duration::from_secs(3)).await;
+        let second = reserve(&limiter).await.settle(2);
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(limiter.lost_settlements(), 1, "the deadline of the first one has passed");
+        assert!(!drained.is_finished());
+        (drained, second)
+    });
+    assert!(matches!(undriven.block_on(second), Settled::Done { .. }));
+    other.block_on(drained).unwrap();
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (1, 1));
+}
