@@ -504,3 +504,27 @@ async fn quota_is_learned_although_gate_is_missing() {
     assert_eq!(error.reason(), Reason::Misconfigured);
     assert_eq!(remaining(&limits, "calls"), 0);
 }
+
+/// In an outage, each further check would take a deadline. Another error concerns one part of the answer.
+#[tokio::test]
+async fn outage_ends_learning_from_answer() {
+    let quotas = Stated::new(["calls", "day"].map(|name| quota(Some(name), [None; 2], 7, None)));
+    let denial = quotas.clone().denied(SECOND);
+    let failing = |reason| FakeBackend::admitting().failing_settlements(reason);
+    for (backend, has_gate, stated, reason, asked) in [
+        (failing(Reason::Timeout), false, &quotas, Reason::Timeout, 1),
+        (failing(Reason::Timeout), true, &denial, Reason::Timeout, 1),
+        (failing(Reason::Overloaded), false, &quotas, Reason::Overloaded, 2),
+        (FakeBackend::admitting(), false, &denial, Reason::Misconfigured, 2),
+    ] {
+        let builder = Limiter::builder(backend.clone()).learn(learning());
+        let builder =
+            builder.policy(policy("calls", 100, MINUTE)).policy(policy("day", 5_000, 1_440 * MINUTE));
+        let builder = if has_gate { builder.policy(Policy::gate("api").unwrap()) } else { builder };
+        let limits = builder.build().unwrap();
+        let admission = limits.admit(api()).await.unwrap();
+        let error = limits.learn(&admission, stated).await.unwrap_err();
+        let learning = &backend.checks()[1..];
+        assert_eq!((error.reason(), learning.len()), (reason, asked), "gate: {has_gate}, {learning:?}");
+    }
+}
