@@ -151,6 +151,30 @@ async fn lost_reply_to_lease_ahead_is_counted() {
     assert_eq!(limiter.stats().leased_units_lost, u64::from(lost));
 }
 
+/// After a forward step of the server's clock, a lease that grows shows that its bucket ends earlier.
+#[tokio::test(start_paused = true)]
+async fn clock_step_asks_ahead_before_earlier_end() {
+    let store = Store::new().with_latency(Duration::ZERO, 3 * MILLISECOND);
+    let limiter = limiter(&store, ahead(10_000, 400));
+    let grow = async |cost| assert!(!limiter.check((alice(), cost)).await.unwrap().is_leased());
+    next_bucket(&store).await;
+    let _ = steady_checks(&limiter, 60).await;
+    assert_eq!(steady_checks(&limiter, 2).await, (0, Duration::ZERO));
+    leases(&store);
+    store.shift_clock(50_000);
+    grow(60).await;
+    assert_eq!(leases(&store), [1, 0], "more units of the same bucket");
+    assert_eq!(steady_checks(&limiter, 1).await, (0, Duration::ZERO));
+    assert_eq!(leases(&store), [0, 1], "the last half of the bucket has begun");
+    grow(200).await;
+    assert_eq!(leases(&store), [1, 0]);
+    while store.now_micros() % 100_000 > 50_000 {
+        assert_eq!(steady_checks(&limiter, 1).await, (0, Duration::ZERO));
+    }
+    assert_eq!(leases(&store), [0, 0], "the next bucket was asked for");
+    assert!(check(&limiter).await.is_leased());
+}
+
 #[tokio::test(start_paused = true)]
 async fn reset_ends_both_leases() {
     let store = Store::new();
