@@ -166,3 +166,43 @@ impl Drop for Rollback {
         self.rollbacks.ended.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        check::{Namespace, Pair, Purpose, Receipt},
+        decision::{Decision, Status, Wait},
+        deny_cache::{CacheLookup, DenyCache, DenyCacheConfig},
+        key::PartitionKey,
+        policy::Policy,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// The refunds of a slot may take several calls. The runtime ends after the first one.
+    #[tokio::test(start_paused = true)]
+    async fn partial_rollback_keeps_other_denials() {
+        let namespace = Namespace::default().in_unnamed_store();
+        let denials = DenyCache::new(Some(DenyCacheConfig::default()), namespace.clone());
+        let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
+        let pair = |user: usize| Pair::new(PartitionKey::new("user", user.to_string()), policy.clone(), 1);
+        let check = Check::new((0..5).map(pair).collect::<Vec<_>>()).unwrap().in_namespace(namespace);
+        let denied = |pair| Status::new(pair, 0, Wait::For(SECOND), SECOND, SECOND);
+        let decision = Decision::new(0, check.pairs().iter().map(denied).collect::<Vec<_>>());
+        let CacheLookup::Miss(miss) = denials.lookup(&check) else { panic!("no denial is known") };
+        let _ = miss.send(Instant::now()).learn(&check, Ok(decision)).unwrap();
+        // What is repeated if the store makes no decision.
+        let known = || [0, 1, 2, 3, 4].map(|i| denials.repeat(&check.part(&[i], Purpose::Charge)).is_some());
+        let rollbacks = Arc::<Rollbacks>::default();
+        let state = RollbackState { end: Instant::now() + SECOND, is_charged: true };
+        let mut rollback = Rollback::start(&rollbacks, check.clone(), state).unwrap();
+        assert_eq!(known(), [true; 5]);
+        let receipt = Receipt { generation: 1, at_micros: 0, ordinal: 0 };
+        let refund = Refund::new(&check, &[receipt; 5], &[0; 5]).unwrap();
+        rollback.made(&refund.part(&[0, 1, 2, 3]));
+        drop(rollback);
+        assert_eq!(known(), [false, false, false, false, true]);
+        assert_eq!(rollbacks.lost.load(Ordering::Relaxed), 1);
+    }
+}
