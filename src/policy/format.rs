@@ -293,9 +293,9 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 let read = Algorithm::deserialize(MapAccessDeserializer::new(&mut map));
                 self.fields.algorithm = Some(read.map_err(with_feature)?);
                 if let Some(second) = map.next_key::<String>()? {
-                    let text =
-                        format_args!("algorithm with a second name, {second:?}: it must be one algorithm");
-                    return Err(self.fields.error(text));
+                    return Err(self.fields.error(format_args!(
+                        "algorithm with a second name, {second:?}: it must be one algorithm"
+                    )));
                 }
             }
             PolicyField::Lease => {
