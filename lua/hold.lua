@@ -15,9 +15,9 @@ local function change(numbers, key, changes)
   local hold_time, renews, surplus, releases = parse(CHANGES_FORMAT, changes)
   local _, latest, own, own_end, own_offset, value, step = read_holders(key, hold_time, id, id_high, now, READER)
   local units, offset = math.max(0, (own or 0) - surplus), CHANGES_SIZE + 1
-  -- It extends nothing. After it, a server without memory permits the other writes.
+  -- It extends nothing. After it, a server without memory permits the other writes. The stored entry ends later by `step`.
   if own and releases > 0 then
-    call('PEXPIRE', numbers, math.ceil((own_end - now + hold_time / EXTENSIONS) / 1000) + extra_ttl)
+    call('PEXPIRE', numbers, math.ceil((own_end + step - now) * ENTRIES_LIFETIME / 1000) + extra_ttl)
   end
   for _ = 1, releases do
     local index, number = parse(RELEASE_FORMAT, changes, offset)
@@ -51,7 +51,7 @@ local function change(numbers, key, changes)
     if #stored == NUMBER_SIZE then held_number, held_cost = parse(NUMBER_FORMAT, stored) end
     if held_number ~= number then
       call('SETRANGE', numbers, start, pack(NUMBER_FORMAT, number, cost))
-      units = units + cost - held_cost
+      units = math.max(0, units + cost - held_cost)
     end
   end
   if renews == 1 and (own or extends) then
@@ -62,7 +62,7 @@ local function change(numbers, key, changes)
 
   if extends then
     call('PEXPIRE', numbers, lifetime)
-    write_holders(key, HOLDERS, id, id_high, now + hold_time, units, now, hold_time, extra_ttl)
+    write_holders(key, HOLDERS, id, id_high, now + hold_time, units, now, extra_ttl)
   elseif own and units ~= own then
     -- A release extends nothing.
     call('SETRANGE', key, own_offset - 1 + HOLDER_UNITS_OFFSET, pack(UNITS_FORMAT, units))

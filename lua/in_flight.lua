@@ -46,8 +46,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     held = held + cost
     if purpose ~= PEEK then
       local ends_at, stored = now + window, pack(NUMBER_FORMAT, number, cost)
-      -- The first acquisition in each quarter of a hold time extends the time to live.
-      local is_extended = step == 0 and own_end - window >= now - now % (window / EXTENSIONS)
+      -- The first acquisition in each quarter of a hold time extends the time to live. So does one that shortens the entry.
+      local is_extended = step == 0 and own_end <= ends_at and own_end - window >= now - now % (window / EXTENSIONS)
       if kept then call('SET', numbers, kept, 'PX', math.ceil(window * LIFETIME / 1000) + extra_ttl) end
       if not own or call('SETRANGE', numbers, NUMBER_SIZE * index, stored) % NUMBER_SIZE == 0 then
         local write_number = INCLUDE 'write_number.lua'
@@ -61,7 +61,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         call('SETRANGE', key, '0', pack(CLOCK_FORMAT, now) .. before .. pack(HOLDER_FORMAT, id, id_high, ends_at, own + cost))
       else
         local write_holders = INCLUDE 'write_holders.lua'
-        write_holders(key, HOLDERS, id, id_high, ends_at, own + cost, now, window, extra_ttl)
+        write_holders(key, HOLDERS, id, id_high, ends_at, own + cost, now, extra_ttl)
       end
     end
   end

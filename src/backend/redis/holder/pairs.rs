@@ -446,7 +446,7 @@ impl HeldPair {
         self.extend(sent, Duration::from_micros(changes.hold_micros));
         let listed: i64 = numbers.iter().map(|number| i64::from(number.units)).sum();
         if self.corrected.is_some_and(|at| at < sent) {
-            self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
+            self.surplus = (i64::from(*units) - listed).clamp(i32::MIN.into(), i32::MAX.into()) as i32;
         }
         for listed in numbers {
             self.release_unknown(*listed, sent);
