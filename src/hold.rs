@@ -1,6 +1,9 @@
 //! The units of policies in flight that an admission holds.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 /// The units that a request holds under policies [in flight](crate::Policy::in_flight). Dropping the last clone releases them.
 ///
@@ -25,29 +28,47 @@ use std::{fmt, sync::Arc};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Hold(Arc<WasInterrupted>);
+pub struct Hold(Arc<dyn UnitsOwner>);
 
-/// Owns units, and releases them when it is dropped. Returns whether the store may not have held them all the time.
-type WasInterrupted = dyn Fn() -> bool + Send + Sync;
+/// Owns units, and releases them when it is dropped.
+trait UnitsOwner: Send + Sync {
+    /// Returns whether the store may not have held the units all the time.
+    fn was_interrupted(&self) -> bool;
+
+    /// Returns the place of what it does after it has released the units. `None` if it does this itself.
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>>;
+}
+
+/// Wakes the requests that wait for the units.
+type AfterRelease = Box<dyn Fn() + Send + Sync>;
 
 /// Calls a function when it is dropped.
-struct OnRelease<F: FnOnce()>(Option<F>);
+struct OnRelease<F: FnOnce()> {
+    release: Option<F>,
+    then: OnceLock<AfterRelease>,
+}
+
+/// Units that a closure owns.
+struct OwnedUnits<F>(F);
 
 impl Hold {
     /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
-    /// clone is dropped.
+    /// clone is dropped. Then the requests of this process that wait for the units are woken.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        let on_release = OnRelease(Some(release));
-        Self::from_units(move || {
-            // The closure owns it.
-            let _ = &on_release;
-            false
-        })
+        Self(Arc::new(OnRelease { release: Some(release), then: OnceLock::new() }))
     }
 
-    /// Creates the hold of units that a closure owns. It returns whether the store may not have held them all the time.
+    /// Creates the hold of units that a closure owns, whose owner wakes the requests that wait for them. The closure returns whether the
+    /// store may not have held them all the time.
     pub(crate) fn from_units(was_interrupted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(was_interrupted))
+        Self(Arc::new(OwnedUnits(was_interrupted)))
+    }
+
+    /// States what wakes the requests that wait for the units, unless their owner wakes them.
+    pub(crate) fn wake_on_release<W: Fn() + Send + Sync + 'static>(&self, wake: impl FnOnce() -> W) {
+        if let Some(place) = self.0.after_release() {
+            place.get_or_init(|| Box::new(wake()));
+        }
     }
 
     /// Returns whether the store may not have held the units all the time: it has lost them or did not answer, or this process was
@@ -56,15 +77,38 @@ impl Hold {
     ///
     /// A request that writes what only one request may write reads this before it commits.
     pub fn was_interrupted(&self) -> bool {
-        (self.0)()
+        self.0.was_interrupted()
+    }
+}
+
+impl<F: FnOnce() + Send + Sync> UnitsOwner for OnRelease<F> {
+    fn was_interrupted(&self) -> bool {
+        false
+    }
+
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
+        Some(&self.then)
     }
 }
 
 impl<F: FnOnce()> Drop for OnRelease<F> {
     fn drop(&mut self) {
-        if let Some(release) = self.0.take() {
+        if let Some(release) = self.release.take() {
             release();
         }
+        if let Some(wake) = self.then.get() {
+            wake();
+        }
+    }
+}
+
+impl<F: Fn() -> bool + Send + Sync> UnitsOwner for OwnedUnits<F> {
+    fn was_interrupted(&self) -> bool {
+        (self.0)()
+    }
+
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
+        None
     }
 }
 

@@ -4,7 +4,7 @@ use std::{future::Future, pin::Pin};
 
 use super::Backend;
 use crate::{
-    check::{Check, Pair, Purpose, Refund},
+    check::{Check, Pair, Purpose, Refund, ReleasedPairs},
     decision::Decision,
     error::{BackendError, Reason},
     guard::Protection,
@@ -92,7 +92,7 @@ impl<B: Backend> DynBackend for B {
 
 /// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted
 /// reservation without a receipt for every pair, which could not be settled. A lease needs receipts, too, and at most the units
-/// that were asked for.
+/// that were asked for. Units that it holds wake the requests that wait for them.
 #[inline]
 fn complete(check: &Check, decided: Result<Decision, BackendError>) -> Result<Decision, BackendError> {
     let decision = decided?;
@@ -104,6 +104,13 @@ fn complete(check: &Check, decided: Result<Decision, BackendError>) -> Result<De
         _ => true,
     };
     if decision.is_complete(check) && is_valid {
+        if let Some(hold) = decision.hold() {
+            hold.wake_on_release(|| {
+                let pairs = decision.held_pairs(check).map(|(_, pair, _)| pair);
+                let released = ReleasedPairs::new(check.scope(), pairs);
+                move || released.wake()
+            });
+        }
         Ok(decision)
     } else {
         Err(BackendError::new(Reason::BrokenReply))

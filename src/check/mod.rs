@@ -16,7 +16,7 @@ mod releases;
 
 pub(crate) use invalidation::Invalidation;
 pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey};
-pub(crate) use releases::{ReleaseListener, released};
+pub(crate) use releases::{ReleaseListener, ReleasedPairs, released};
 
 pub use crate::policy::policies::MAX_PAIRS;
 

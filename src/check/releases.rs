@@ -15,7 +15,10 @@ use std::{
 
 use tokio::sync::{Notify, futures::Notified};
 
-use super::namespace::{AwaitedRelease, Listeners, Namespace, PairKey};
+use super::{
+    Pair,
+    namespace::{AwaitedRelease, Listeners, Namespace, PairKey},
+};
 use crate::{key::PartitionKey, policy::Policy};
 
 /// A request that waits for a release of a pair. A release since its creation counts.
@@ -147,6 +150,26 @@ impl Namespace {
         let first = awaited.get_mut(&pair).and_then(|listeners| listeners.wake(0, 0));
         drop(awaited);
         first.iter().for_each(|first| first.notify_one());
+    }
+}
+
+/// The pairs of which an admission holds units.
+pub(crate) struct ReleasedPairs {
+    namespace: Namespace,
+    pairs: Vec<(PartitionKey, Policy)>,
+}
+
+impl ReleasedPairs {
+    pub(crate) fn new<'a>(namespace: &Namespace, pairs: impl Iterator<Item = &'a Pair>) -> Self {
+        let pairs = pairs.map(|pair| (pair.key.clone(), pair.policy.clone())).collect();
+        Self { namespace: namespace.clone(), pairs }
+    }
+
+    /// Notes that their units were released.
+    pub(crate) fn wake(&self) {
+        for (key, policy) in &self.pairs {
+            self.namespace.released(key, policy);
+        }
     }
 }
 

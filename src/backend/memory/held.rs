@@ -23,9 +23,6 @@ impl MemoryState {
         }
         decision.with_hold(Hold::new(move || {
             state.refund(&refund);
-            for pair in refund.pairs() {
-                refund.scope().released(&pair.key, &pair.policy);
-            }
         }))
     }
 }
