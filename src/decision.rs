@@ -135,6 +135,7 @@ enum OneSource {
     Lease,
 }
 
+#[derive(Clone)]
 struct AnyParts {
     at_micros: u64,
     is_admitted: bool,
@@ -153,7 +154,7 @@ struct AnyParts {
 pub(crate) type Statuses = SmallVec<[Status; 3]>;
 
 /// The origin of a decision.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Origin {
     /// A backend, at one instant of one clock, with a status for every pair.
     Backend,
@@ -340,6 +341,16 @@ impl Decision {
             parts.hold = Some(hold);
         }
         Self(Parts::Any(parts))
+    }
+
+    /// Returns a copy that holds no units.
+    pub(crate) fn without_hold(&self) -> Self {
+        match &self.0 {
+            Parts::Any(parts) if parts.hold.is_some() => {
+                Self(Parts::Any(Arc::new(AnyParts { hold: None, ..AnyParts::clone(parts) })))
+            }
+            _ => self.clone(),
+        }
     }
 
     /// Returns the units that an admitted check holds under policies [in flight](crate::Policy::in_flight), until the last clone of this

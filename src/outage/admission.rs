@@ -14,7 +14,8 @@ pub struct Unchecked(pub(crate) BackendError);
 
 /// A request that the [local fallback](crate::OutageRule::LocalFallback) has admitted.
 ///
-/// It is in the extensions of the request, in place of a [`Decision`], and in those of the response.
+/// It is in the extensions of the request, in place of a [`Decision`], and in those of the response. There it holds no units [in
+/// flight](crate::Policy::in_flight).
 #[derive(Clone, Debug)]
 pub struct LocalDecision {
     pub(crate) decision: Decision,
@@ -34,6 +35,11 @@ impl Unchecked {
 }
 
 impl LocalDecision {
+    /// Returns a copy that holds no units.
+    pub(crate) fn without_hold(&self) -> Self {
+        Self { decision: self.decision.without_hold(), error: self.error.clone() }
+    }
+
     /// Returns the local decision. The quota of its policies is the share of this process, and its statuses apply to this
     /// process only. It omits a pair of cost 0, and a shadow pair, whose share is 0.
     pub fn decision(&self) -> &Decision {

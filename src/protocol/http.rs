@@ -205,7 +205,8 @@ impl Http {
         }
         match &admission.basis {
             Basis::Store(decision) => self.answer().fields(decision, response.headers_mut()),
-            Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
+            // The body of the response holds the units until it has ended.
+            Basis::Local(local) => drop(response.extensions_mut().insert(local.without_hold())),
             Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
             Basis::Exempt => {}
         }

@@ -123,6 +123,23 @@ async fn body_at_its_end_releases_before_it_is_dropped() {
     }
 }
 
+/// The head of a response may live longer than its body, such as in a log of requests.
+#[tokio::test]
+async fn head_of_response_holds_no_unit() {
+    for backend in [FakeBackend::admitting(), FakeBackend::unavailable(Reason::Connection)] {
+        let limits = RateLimitLayer::builder(backend)
+            .policy(exports(1))
+            .key(api_key())
+            .outage(OutageRule::LocalFallback(Share::whole()))
+            .build()
+            .unwrap();
+        let send = async || limits.layer(router()).oneshot(request("/two")).await.unwrap();
+        let (_head, body) = send().await.into_parts();
+        drop(body);
+        assert_eq!(send().await.status(), StatusCode::OK);
+    }
+}
+
 /// As a caller does that has pinned the future for a `select!`.
 #[tokio::test]
 async fn completed_future_holds_no_unit() {
@@ -269,6 +286,23 @@ async fn release_wakes_waiting_requests_in_order() {
     let start = tokio::time::Instant::now();
     assert!(limiter.wait(alice(), 7 * SECOND).await.is_err());
     assert_eq!(start.elapsed().as_secs(), 7);
+}
+
+/// Any backend makes its holds by `Hold::new`, which wakes the next request.
+#[tokio::test(start_paused = true)]
+async fn release_of_any_backend_wakes_waiting_request() {
+    let backend =
+        FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::Unknown), FakeAnswer::Admit]);
+    let exports = exports(1).retry_after(3_600 * SECOND).unwrap();
+    let limiter = Limiter::builder(backend).policy(exports).build().unwrap();
+    let alice = || PartitionKey::new("user", "alice");
+    let held = limiter.check(alice()).await.unwrap();
+    let start = tokio::time::Instant::now();
+    let waiting = tokio::spawn(limiter.wait(alice(), 7_200 * SECOND));
+    tokio::time::sleep(SECOND).await;
+    drop(held);
+    assert!(waiting.await.unwrap().is_ok());
+    assert_eq!(start.elapsed().as_secs(), 1);
 }
 
 /// Tiers may have times of their own, and a reload may change them.
