@@ -3,6 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -16,6 +17,9 @@ use crate::{
     error::{BackendError, Reason},
     guard::before,
 };
+
+/// Why a change is lost.
+pub(super) const PANICKED: &str = "the backend panicked";
 
 /// The changes of a settlement. Each is `None` once it is done.
 pub(super) struct Change {
@@ -34,8 +38,14 @@ pub(super) struct Changed {
 }
 
 impl Change {
-    /// Makes the changes that need no waiting, and removes them. Returns the latest instant of these changes, or 0 if there were none.
+    /// Makes the changes that need no waiting, and removes them. Returns the latest instant of these changes, or 0 if there were none. If the
+    /// backend panics, the change that it was making is lost.
     pub(super) fn make_now(&mut self, backend: &dyn DynBackend) -> ChangedAt {
+        let made = catch_unwind(AssertUnwindSafe(|| self.make_guarded(backend)));
+        made.unwrap_or_else(|_| Err(BackendError::with_source(Reason::Other, PANICKED)))
+    }
+
+    fn make_guarded(&mut self, backend: &dyn DynBackend) -> ChangedAt {
         let mut at = Ok(0);
         if let Some(refund) = self.refund.take() {
             match backend.refund_now(&refund) {

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    change::{Change, Changed, latest},
+    change::{Change, Changed, PANICKED, latest},
     settled::{Settled, Settlement},
 };
 use crate::{
@@ -292,7 +292,7 @@ impl Job {
         let changed = poll_fn(|cx| {
             let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
             // A panic must not lose the settlements behind it.
-            polled.unwrap_or_else(|_| Poll::Ready(Changed::failed(failed("the backend panicked"))))
+            polled.unwrap_or_else(|_| Poll::Ready(Changed::failed(failed(PANICKED))))
         });
         let changed = changed.await;
         self.confirm(changed);

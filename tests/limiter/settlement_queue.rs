@@ -17,7 +17,7 @@ use tokio::{
 use tower_sliding_window::{
     Costs, Decision, Limiter, LimiterBuilder, Reservation,
     backend::{Backend, BackendError, Check, Purpose, Reason, Refund},
-    settle::Settled,
+    settle::{Settled, Unsettled},
     testing::FakeBackend,
 };
 
@@ -310,6 +310,38 @@ async fn panic_of_backend_loses_only_its_settlements() {
     }
     limiter.drain().await;
     assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (12, 8));
+}
+
+/// A second panic, of a drop while a handler panics, would end the process.
+#[tokio::test]
+async fn panic_of_backend_at_once_loses_only_its_settlement() {
+    /// A backend that panics at each refund.
+    struct Panics(FakeBackend);
+    impl Backend for Panics {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            self.0.check(check).await
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        fn refund_now(&self, _: &Refund) -> Option<Result<u64, BackendError>> {
+            panic!("intended panic")
+        }
+    }
+    let backend = FakeBackend::admitting();
+    let (limiter, reservation, used) = reserve_two(Panics(backend.clone())).await;
+    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
+    assert_eq!(backend.checks()[1].purpose, Purpose::Overage, "the overage of the other policy");
+    assert_eq!(limiter.lost_settlements(), 1);
+
+    let limiter = build(Limiter::builder(Panics(backend)).unsettled(Unsettled::Refund));
+    let dropped = reserve(&limiter).await;
+    let handler = tokio::spawn(async move {
+        let _dropped = dropped;
+        panic!("intended panic");
+    });
+    assert!(handler.await.unwrap_err().is_panic());
+    assert_eq!(limiter.lost_settlements(), 1);
 }
 
 /// Reserves units of two policies. The returned cost causes a refund of one and an overage of the other.
