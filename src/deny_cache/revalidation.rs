@@ -11,23 +11,30 @@ const MAX_ASKS: usize = 4;
 /// the last ask. So this bound leaves room for it.
 const MAX_ASKS_AT_ONCE: usize = 3;
 const SECOND: u64 = 1_000_000;
+/// An ask that takes longer no longer stops another one: its request may not be polled.
+const LONGEST_ASK: u64 = SECOND;
 
 /// The asks of one pair. All successive entries of the pair share them.
 pub(super) struct RevalidationLimiter(Lock<Recent>);
 
 struct Recent {
-    is_asking: bool,
+    /// Until when an ask is in progress at most. The instant 0 if there is none.
+    asking_until: CacheMicros,
     /// The last asks, in any order. The instant 0 is long past.
     at: [CacheMicros; MAX_ASKS],
 }
 
 /// The permission to ask the store on behalf of these pairs. Meanwhile, other checks are answered from their entries.
-pub(super) struct Permission(Vec<Arc<RevalidationLimiter>>);
+pub(super) struct Permission {
+    asks: Vec<Arc<RevalidationLimiter>>,
+    /// When it was given.
+    at: CacheMicros,
+}
 
 impl RevalidationLimiter {
     /// Creates the asks of a pair whose first one was sent at `now`.
     pub(super) fn new(now: CacheMicros) -> Arc<Self> {
-        Arc::new(Self(Lock::new(Recent { is_asking: false, at: [now, 0, 0, 0] })))
+        Arc::new(Self(Lock::new(Recent { asking_until: 0, at: [now, 0, 0, 0] })))
     }
 
     /// Records an ask that needed no permission, because no cached denial answered the check.
@@ -38,10 +45,10 @@ impl RevalidationLimiter {
     /// Starts an ask, unless one is in progress or, with a period, the rate is reached.
     fn start(&self, now: CacheMicros, period: Option<u64>) -> bool {
         let mut recent = self.0.lock();
-        if recent.is_asking || period.is_some_and(|period| recent.is_at_bound(now, period)) {
+        if now < recent.asking_until || period.is_some_and(|period| recent.is_at_bound(now, period)) {
             return false;
         }
-        recent.is_asking = true;
+        recent.asking_until = now + LONGEST_ASK;
         recent.record(now);
         true
     }
@@ -64,27 +71,32 @@ impl Permission {
     /// Permits a refresh of all these pairs, unless an ask of one of them is in progress.
     pub(super) fn to_refresh(all: Vec<Arc<RevalidationLimiter>>, now: CacheMicros) -> Option<Self> {
         let wanted = all.len();
-        let permission = Self(all.into_iter().take_while(|asks| asks.start(now, None)).collect());
-        (permission.0.len() == wanted).then_some(permission)
+        let asks = all.into_iter().take_while(|asks| asks.start(now, None)).collect();
+        let permission = Self { asks, at: now };
+        (permission.asks.len() == wanted).then_some(permission)
     }
 
     /// Permits an ask for those of these pairs whose rate allows it: four in a second, or in `max_age` if that is shorter.
     pub(super) fn to_ask(any: Vec<Arc<RevalidationLimiter>>, now: CacheMicros, max_age: u64) -> Option<Self> {
         let period = max_age.min(SECOND);
-        let allowed: Vec<_> = any.into_iter().filter(|asks| asks.start(now, Some(period))).collect();
-        (!allowed.is_empty()).then_some(Self(allowed))
+        let asks: Vec<_> = any.into_iter().filter(|asks| asks.start(now, Some(period))).collect();
+        (!asks.is_empty()).then_some(Self { asks, at: now })
     }
 
     /// Returns whether this is a permission for the pair with these asks.
     pub(super) fn covers(&self, asks: &Arc<RevalidationLimiter>) -> bool {
-        self.0.iter().any(|other| Arc::ptr_eq(other, asks))
+        self.asks.iter().any(|other| Arc::ptr_eq(other, asks))
     }
 }
 
 impl Drop for Permission {
     fn drop(&mut self) {
-        for asks in &self.0 {
-            asks.0.lock().is_asking = false;
+        for asks in &self.asks {
+            let mut recent = asks.0.lock();
+            // A later ask may have begun.
+            if recent.asking_until == self.at + LONGEST_ASK {
+                recent.asking_until = 0;
+            }
         }
     }
 }

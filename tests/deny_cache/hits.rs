@@ -1,5 +1,12 @@
 //! Hits: their duration, their waits and their statuses.
 
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use futures_util::future::join_all;
 use tokio::time::{advance, sleep};
 use tower_sliding_window::{Algorithm, Limiter, Policies, Policy, Rejection, Wait, backend::Pair};
 
@@ -279,6 +286,28 @@ async fn repeated_denials_refresh_entry_once_per_interval() {
     }
     let sent = remote.checks() - 2;
     assert_eq!(sent as u128, 58 * SECOND.as_millis() / REFRESH_AGE.as_millis());
+}
+
+/// Such as in a `select!` whose other branch runs.
+#[tokio::test(start_paused = true)]
+async fn check_that_is_not_polled_stops_refreshes_for_a_second() {
+    let (remote, limiter) = exhausted().await;
+    remote.set_check_latency(TICK, ZERO);
+    advance(REFRESH_AGE).await;
+    let mut stuck = pin!(limiter.check((alice(), 1)));
+    assert!(stuck.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it asks the store");
+    let ten_checks_each_tick = async |ticks| {
+        for _ in 0..ticks {
+            let checks = join_all((0..10).map(|_| check(&limiter, 1))).await;
+            assert!(checks.iter().all(|decision| !decision.is_admitted()));
+            advance(TICK).await;
+        }
+    };
+    ten_checks_each_tick(1_200).await;
+    let before = remote.checks();
+    ten_checks_each_tick(4_000).await;
+    let sent = remote.checks() - before;
+    assert!((4..=6).contains(&sent), "{sent} checks in 4 s");
 }
 
 #[tokio::test(start_paused = true)]
