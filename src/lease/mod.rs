@@ -135,11 +135,11 @@ mod tests {
         let leases = leases(&Arc::default());
         let check = hot();
         let pair = || (check.pairs()[0].key.clone(), check.pairs()[0].policy.clone());
-        leases.schedule(0, pair());
+        leases.schedule([(0, pair())]);
         assert_eq!(leases.timers.len(), 1);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            leases.schedule(0, pair());
+            leases.schedule([(0, pair())]);
             tokio::task::yield_now().await;
         });
         assert_eq!(leases.timers.len(), 0);
@@ -166,6 +166,28 @@ mod tests {
             while is_leased(&leases, &check).await {}
             tokio::time::sleep(2 * SECOND).await;
         });
+        assert_eq!(leases.timers.len(), 0);
+    }
+
+    #[test]
+    fn lease_is_returned_although_its_first_runtime_is_not_driven() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (undriven, other) = (runtime(), runtime());
+        undriven.block_on(async { while !is_leased(&leases, &check).await {} });
+        assert_eq!(leases.timers.len(), 1);
+        let pair = || (check.pairs()[0].key.clone(), check.pairs()[0].policy.clone());
+        other.block_on(async {
+            leases.schedule([(0, pair())]);
+            tokio::task::yield_now().await;
+            assert_eq!(leases.timers.len(), 2, "the first runtime may only be busy");
+            thread::sleep(2 * SECOND);
+            leases.schedule([(0, pair())]);
+            tokio::time::sleep(SECOND / 2).await;
+        });
+        assert_eq!(leases.timers.len(), 0);
+        undriven.block_on(tokio::task::yield_now());
         assert_eq!(leases.timers.len(), 0);
     }
 

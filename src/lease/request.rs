@@ -157,10 +157,7 @@ impl RequestInFlight {
         };
         self.progress = RequestProgress::Ended;
         let (held, timers) = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
-        for (at, pair) in timers {
-            self.leases.schedule(at, pair);
-        }
-        self.leases.resume();
+        self.leases.schedule(timers);
         Ok(for_caller(&self.check, &decision, &held))
     }
 }

@@ -1,6 +1,6 @@
 //! When to look at the lease of which pair.
 
-use std::{collections::BTreeMap, mem};
+use std::collections::BTreeMap;
 
 use tokio::sync::Notify;
 
@@ -10,7 +10,10 @@ use crate::{key::PartitionKey, lock::Lock, policy::Policy};
 /// The pair whose lease to look at.
 pub(super) type TimedPair = (PartitionKey, Policy);
 
-/// All instants, in their order, and whether a task waits for them.
+/// If the task is later than this, in microseconds, its runtime does not run, and another task takes its place.
+const LATE: LocalMicros = 1_000_000;
+
+/// All instants, in their order, and the task that waits for them.
 #[derive(Default)]
 pub(super) struct ReturnTimers {
     state: Lock<TimerState>,
@@ -24,7 +27,10 @@ struct TimerState {
     timers: BTreeMap<(LocalMicros, u64), TimedPair>,
     /// The number of instants that were added so far.
     added: u64,
-    is_running: bool,
+    /// The number of the last task. All earlier ones end.
+    task: u64,
+    /// When the task was started. `None` if none runs.
+    started: Option<LocalMicros>,
 }
 
 /// The next instant.
@@ -33,48 +39,64 @@ pub(super) enum Next {
     Now(TimedPair),
     /// It comes later.
     At(LocalMicros),
-    /// There is none, so the task ends.
+    /// There is none, or another task takes it, so this one ends.
     None,
 }
 
 impl ReturnTimers {
-    /// Adds an instant. Returns whether a task must be started.
-    pub(super) fn add(&self, at: LocalMicros, pair: TimedPair) -> bool {
+    /// Adds an instant.
+    pub(super) fn add(&self, at: LocalMicros, pair: TimedPair) {
         let mut state = self.state.lock();
         let is_first = state.timers.first_key_value().is_none_or(|((first, _), _)| at < *first);
         state.added += 1;
         let number = state.added;
         state.timers.insert((at, number), pair);
-        let must_start = !mem::replace(&mut state.is_running, true);
         drop(state);
-        if is_first && !must_start {
+        if is_first {
             self.earlier.notify_one();
         }
-        must_start
+    }
+
+    /// Returns the number of the task that must be started now: there are instants, and no task runs, or it is late.
+    pub(super) fn start(&self, now: LocalMicros) -> Option<u64> {
+        let mut state = self.state.lock();
+        let ((first, _), _) = state.timers.first_key_value()?;
+        if state.started.is_some_and(|started| now < started.max(*first) + LATE) {
+            return None;
+        }
+        let is_replaced = state.started.replace(now).is_some();
+        state.task += 1;
+        let task = state.task;
+        drop(state);
+        if is_replaced {
+            // It must not take a notification from the next task.
+            self.earlier.notify_waiters();
+        }
+        Some(task)
     }
 
     /// Takes the next instant, if it has come.
-    pub(super) fn next(&self, now: LocalMicros) -> Next {
+    pub(super) fn next(&self, task: u64, now: LocalMicros) -> Next {
         let mut state = self.state.lock();
+        if task != state.task {
+            return Next::None;
+        }
         match state.timers.first_entry() {
             Some(first) if first.key().0 > now => Next::At(first.key().0),
             Some(first) => Next::Now(first.remove()),
             None => {
-                state.is_running = false;
+                state.started = None;
                 Next::None
             }
         }
     }
 
-    /// Returns whether a task must be started, because there are instants and no task runs.
-    pub(super) fn resume(&self) -> bool {
+    /// Records that this task does not run: it has ended with its runtime, or there is no runtime. The next lease starts one.
+    pub(super) fn abandon(&self, task: u64) {
         let mut state = self.state.lock();
-        !state.timers.is_empty() && !mem::replace(&mut state.is_running, true)
-    }
-
-    /// Records that no task runs: it has ended with its runtime, or there is no runtime. The next lease starts one.
-    pub(super) fn abandon(&self) {
-        self.state.lock().is_running = false;
+        if task == state.task {
+            state.started = None;
+        }
     }
 
     #[cfg(test)]

@@ -13,34 +13,26 @@ use super::{
 /// The task of a limiter. It runs while there are leases.
 struct Task {
     leases: Arc<Leases>,
-    has_ended: bool,
+    number: u64,
 }
 
 impl Leases {
-    /// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
-    pub(super) fn schedule(self: &Arc<Self>, at: LocalMicros, pair: TimedPair) {
-        if self.timers.add(at, pair) {
-            self.start();
+    /// Looks at the leases of pairs at these instants. Outside a runtime, the next check of a pair looks at it, or the next task. Starts the
+    /// task if the last one has ended with its runtime or is late, and pairs are left.
+    pub(super) fn schedule(self: &Arc<Self>, timers: impl IntoIterator<Item = (LocalMicros, TimedPair)>) {
+        for (at, pair) in timers {
+            self.timers.add(at, pair);
         }
-    }
-
-    /// Starts the task if the last one has ended with its runtime, and pairs are left.
-    pub(super) fn resume(self: &Arc<Self>) {
-        if self.timers.resume() {
-            self.start();
-        }
-    }
-
-    fn start(self: &Arc<Self>) {
+        let Some(number) = self.timers.start(self.clock.now()) else { return };
         match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(Task { leases: self.clone(), has_ended: false }.run())),
-            Err(_) => self.timers.abandon(),
+            Ok(runtime) => drop(runtime.spawn(Task { leases: self.clone(), number }.run())),
+            Err(_) => self.timers.abandon(number),
         }
     }
 }
 
 impl Task {
-    async fn run(mut self) {
+    async fn run(self) {
         while let Some(wait) = self.work() {
             // Either the instant has come, or there is an earlier one.
             let _ = timeout(wait, self.leases.timers.earlier.notified()).await;
@@ -48,22 +40,18 @@ impl Task {
     }
 
     /// Looks at all pairs whose instant has come. Returns the wait for the next one, or `None` if there is none.
-    fn work(&mut self) -> Option<Duration> {
+    fn work(&self) -> Option<Duration> {
         let leases = &self.leases;
         loop {
             let now = leases.clock.now();
-            match leases.timers.next(now) {
+            match leases.timers.next(self.number, now) {
                 Next::Now(pair) => {
                     if let Some(at) = leases.expire(&pair, now) {
-                        // This task is running.
                         leases.timers.add(at, pair);
                     }
                 }
                 Next::At(at) => return Some(Duration::from_micros(at - now)),
-                Next::None => {
-                    self.has_ended = true;
-                    return None;
-                }
+                Next::None => return None,
             }
         }
     }
@@ -71,8 +59,6 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if !self.has_ended {
-            self.leases.timers.abandon();
-        }
+        self.leases.timers.abandon(self.number);
     }
 }
