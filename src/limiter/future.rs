@@ -14,7 +14,7 @@ use crate::now_or_later::NowOrLater;
 pub(crate) type Admitting = NowOrLater<AdmitResult>;
 
 /// The future of a method of a [`Limiter`](crate::Limiter). It resolves to the result.
-#[must_use = "nothing is checked unless the future is awaited"]
+#[must_use = "the result is lost unless the future is awaited"]
 pub struct LimiterFuture<T>(pub(crate) NowOrLater<T>);
 
 impl<T> LimiterFuture<T> {

@@ -13,7 +13,7 @@ use crate::{
     cost::IntoCosts,
     decision::Decision,
     error::{BackendError, ConfigError, Reason},
-    guard::before,
+    guard::{before, until},
     key::{KeyError, PartitionKey},
     lease::RevokeGuard,
     now_or_later::NowOrLater,
@@ -550,8 +550,8 @@ impl Limiter {
     /// seconds. If its runtime does not run, a settlement that waits or a rollback is then lost, and counted.
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline. Also waits
-    /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines for each,
-    /// if their runtimes run. In Redis, also waits until the units [in flight](crate::Policy::in_flight) of ended requests are released:
+    /// until the answers of an API that a layer has [received](crate::protocol::By::learn_by) are learned: at most two deadlines,
+    /// and a second. In Redis, also waits until the units [in flight](crate::Policy::in_flight) of ended requests are released:
     /// at most the [hold time](crate::Policy::hold_time).
     pub async fn drain(&self) {
         if let Some(leases) = &self.0.leases {
@@ -559,7 +559,9 @@ impl Limiter {
         }
         self.0.queue.drain().await;
         if let Some(learner) = &self.0.learner {
-            learner.tasks.closed().await;
+            // If their runtime does not run, they never end.
+            let end = Instant::now() + 2 * self.0.settings.deadline + Duration::from_secs(1);
+            let _ = until(end, learner.tasks.closed()).await;
         }
         self.0.backend.drain().await;
     }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use tokio::{runtime::Builder, time::timeout};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection,
@@ -527,4 +528,20 @@ async fn outage_ends_learning_from_answer() {
         let learning = &backend.checks()[1..];
         assert_eq!((error.reason(), learning.len()), (reason, asked), "gate: {has_gate}, {learning:?}");
     }
+}
+
+/// The runtime of an answer is not driven while another one drains.
+#[test]
+fn drain_ends_although_runtime_of_answer_is_not_driven() {
+    let slow = Limiter::builder(Slow(MemoryBackend::new())).policy(policy("calls", 100, MINUTE));
+    let slow = slow.learn(learning()).deadline(10 * SECOND).build().unwrap();
+    let protocol =
+        by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
+    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let mut client = ServiceBuilder::new().layer(WaitLayer::new(slow.clone(), protocol)).service(service);
+    let runtime = || Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let undriven = runtime();
+    undriven.block_on(async { client.ready().await.unwrap().call(Request::new(())).await.unwrap() });
+    let drained = runtime().block_on(async { timeout(60 * SECOND, slow.drain()).await });
+    assert!(drained.is_ok(), "two deadlines have passed");
 }
