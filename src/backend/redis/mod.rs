@@ -158,12 +158,13 @@ use topology::Topology;
 ///
 /// A connection belongs to the tokio runtime of the check that has made it. If this runtime has shut down, the next check makes a
 /// new connection before it sends anything. If this runtime is not driven while it connects, the next check connects instead,
-/// after one second. The limit is 500 ms to look up slots, and to load a script. Two cases remain:
+/// after one second. The limit is 500 ms to look up slots, and to load a script. Three cases remain:
 ///
 /// - A connection moves no bytes while its runtime is idle or blocked. Checks on other runtimes then time out. After they have
 ///   waited for 500 ms in total, the backend makes a new connection.
 /// - On a runtime whose time is paused (`tokio::time::pause`), time passes while a reply is on its way: a check may reach its
-///   deadline at once.
+///   deadline at once. Units [in flight](Policy::in_flight) have a thread with a clock that is not paused, so they are released and
+///   renewed by real time.
 ///
 /// # Failures of one server
 ///
