@@ -1,7 +1,7 @@
 //! Answers over gRPC: a status in one HEADERS frame, without a body.
 
 use bytes::Bytes;
-use http::{Response, header};
+use http::{HeaderValue, Method, Response, header};
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
@@ -30,26 +30,34 @@ use crate::{
 ///
 /// A client receives these as statuses. A plain HTTP 429 would reach it as `UNAVAILABLE`, without its headers. The fields
 /// `RateLimit-Policy` and `RateLimit` are in the metadata of every response to a decided request.
+///
+/// The HTTP status is 200 for every method, with `Cache-Control: no-store`. Use it only for a server of gRPC alone, and
+/// [`HttpOrGrpc`] if the server also receives other requests.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct Grpc;
 
-/// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for one
-/// layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP.
+/// Answers a POST request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for
+/// one layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP. So is a request with another
+/// method, because a gRPC call is always a POST: no client gets a 200 for a rejected GET.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct HttpOrGrpc;
 
 impl Answer for Grpc {
     fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
-        status(rejection).into_http()
+        let mut response = status(rejection).into_http::<Bytes>();
+        // The HTTP status is 200.
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
     }
 }
 
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
         let content_type = head.headers.get(header::CONTENT_TYPE);
-        let is_grpc = content_type.is_some_and(|value| is_grpc(value.as_bytes()));
+        let is_grpc =
+            head.method == Method::POST && content_type.is_some_and(|value| is_grpc(value.as_bytes()));
         if is_grpc { Grpc.reject(rejection, head) } else { ProblemDetails.reject(rejection, head) }
     }
 }

@@ -3,7 +3,7 @@
 use std::{error::Error, net::SocketAddr, time::Duration};
 
 use axum::{body::HttpBody as _, routing::get};
-use http::Request;
+use http::{Method, Request};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tonic::{
     Code, Status,
@@ -233,6 +233,7 @@ async fn rejection_has_headers_and_no_body() {
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["content-type"], "application/grpc");
     assert_eq!(response.headers()["grpc-status"], "8");
+    assert_eq!(response.headers()["cache-control"], "no-store");
     assert!(response.body().is_end_stream());
 }
 
@@ -265,6 +266,27 @@ async fn layer_answers_each_request_in_its_protocol() {
     let broken = Site::serve(http_or_grpc(FakeBackend::unavailable(Reason::Connection))).await;
     assert_eq!(call(broken.address(), Some("alice")).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(broken.get("/", &[ALICE]).await.status, 503);
+}
+
+/// A gRPC call is a POST. A cache would keep a 200 to a GET, and a 200 to CONNECT begins a tunnel.
+#[tokio::test]
+async fn only_post_request_is_answered_over_grpc() {
+    let app = http_or_grpc(FakeBackend::denying(SECOND));
+    for method in [Method::GET, Method::HEAD, Method::PUT, Method::CONNECT, Method::POST] {
+        let request = Request::builder().method(&method).uri("/").header(ALICE.0, ALICE.1);
+        let request = request.header("content-type", "application/grpc").body(axum::body::Body::empty());
+        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
+        let is_grpc = method == Method::POST;
+        let expected = if is_grpc { (200, "application/grpc") } else { (429, "application/problem+json") };
+        let headers = response.headers();
+        assert_eq!(
+            (response.status().as_u16(), headers["content-type"].to_str().unwrap()),
+            expected,
+            "{method}"
+        );
+        assert_eq!(headers.get("grpc-status").is_some_and(|code| code == "8"), is_grpc, "{method}");
+        assert_eq!(headers["cache-control"], "no-store", "{method}");
+    }
 }
 
 #[tokio::test]
