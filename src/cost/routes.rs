@@ -15,6 +15,10 @@ use crate::{error::ConfigError, head::Head, pattern::Pattern};
 /// method. If the route has no cost for the method, the cost of [`route`](Self::route) applies, and else that of
 /// [`otherwise`](Self::otherwise). As in axum, a cost for GET also applies to HEAD, unless HEAD has a cost of its own.
 ///
+/// **The path is compared as the client has written it**, as the router of axum does: `/%66iles/big` is not `/files/big`. A service
+/// that decodes or normalizes paths takes both for one: a file server such as `ServeDir`, `NormalizePath` inside this layer, or a reverse
+/// proxy. **Over such a service, `otherwise` must be the largest cost.** Otherwise, a client pays less by another spelling.
+///
 /// ```
 /// use http::Method;
 /// use tower_sliding_window::{CostFunction, RouteCosts, cost::by_content_length};
