@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{AsHeaderName, DATE, RETRY_AFTER},
+    header::{AGE, AsHeaderName, DATE, RETRY_AFTER},
 };
 use httpdate::parse_http_date;
 use sfv::{BareItem, List, ListEntry, Parameters, Parser};
@@ -29,6 +29,8 @@ impl Stated {
     /// `Date` of the response. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains. A
     /// field that cannot be read is ignored.
     ///
+    /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
+    ///
     /// ```
     /// use http::{Response, StatusCode};
     /// use tower_sliding_window::learn::Stated;
@@ -41,7 +43,8 @@ impl Stated {
     pub fn from_http(status: StatusCode, headers: &HeaderMap) -> Self {
         let date = text(headers, DATE).and_then(|text| parse_http_date(text).ok());
         let now = date.unwrap_or_else(SystemTime::now);
-        let quotas = quotas(headers, now);
+        let is_cached = text(headers, AGE).is_some_and(|age| age.parse() != Ok(0_u64));
+        let quotas = if is_cached { Vec::new() } else { quotas(headers, now) };
         let used_up =
             || quotas.iter().filter(|quota| quota.remaining == 0).filter_map(|quota| quota.reset).max();
         let wait = retry_after(headers, now);
