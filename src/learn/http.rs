@@ -14,6 +14,9 @@ use super::{Stated, StatedQuota};
 /// The smallest `reset` that is an instant in Unix time, and not a length: 10^9 s.
 const MIN_UNIX_TIME: Duration = Duration::from_secs(1_000_000_000);
 
+/// The number of members of a list field that are read. Each limit is compared with each policy.
+const MAX_MEMBERS: usize = 64;
+
 impl Stated {
     /// Reads the header fields of a response:
     ///
@@ -27,7 +30,7 @@ impl Stated {
     ///
     /// `X-RateLimit-Reset` is a number of seconds, a length such as `6m0s`, or, from 10^9 on, an instant in Unix time. It counts from the
     /// `Date` of the response. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains. A
-    /// field that cannot be read is ignored.
+    /// field that cannot be read is ignored. So are the members of a list field after the first 64.
     ///
     /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
     ///
@@ -131,11 +134,11 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// Returns the items of all lines of a list field, with their parameters.
+/// Returns the first items of a list field, over all of its lines, with their parameters.
 fn members(headers: &HeaderMap, name: &str) -> impl Iterator<Item = (BareItem, Parameters)> {
     let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b", "[..])).parse().unwrap_or_default();
-    list.into_iter().filter_map(|entry| match entry {
+    list.into_iter().take(MAX_MEMBERS).filter_map(|entry| match entry {
         ListEntry::Item(item) => Some((item.bare_item, item.params)),
         ListEntry::InnerList(_) => None,
     })

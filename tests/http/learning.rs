@@ -149,6 +149,21 @@ fn quotas_of_cached_response_are_ignored() {
 }
 
 #[test]
+fn members_beyond_bound_are_ignored() {
+    let list = |parameters: &str| {
+        let members: Vec<_> = (0..100).map(|i| format!("\"p{i}\";{parameters}")).collect();
+        members.join(", ")
+    };
+    let (limits, policies) = (list("r=7"), list("q=9"));
+    let quotas = stated(200, &[("ratelimit", &limits), ("ratelimit-policy", &policies)]).quotas;
+    let expected: Vec<_> = (0..64).map(|i| quota(Some(&format!("p{i}")), [Some(9), None], 7, None)).collect();
+    assert_eq!(quotas, expected);
+    // A policy after the bound is unknown.
+    let quotas = stated(200, &[("ratelimit", r#""p64";r=7"#), ("ratelimit-policy", &policies)]).quotas;
+    assert_eq!(quotas, [quota(Some("p64"), [None; 2], 7, None)]);
+}
+
+#[test]
 fn denials_state_wait() {
     let wait = |seconds| Some(Duration::from_secs_f64(seconds));
     let used_up = [
