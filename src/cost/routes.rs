@@ -314,6 +314,16 @@ mod tests {
         }
     }
 
+    /// The upgrade is a GET over HTTP/1.1, and a CONNECT over HTTP/2 (RFC 8441).
+    #[test]
+    fn route_sets_cost_of_websocket_over_any_http_version() {
+        let [any, get] = [RouteCosts::new().route("/ws", 5), RouteCosts::new().get("/ws", 5)];
+        let costs =
+            |table: &RouteCosts| [Method::GET, Method::CONNECT].map(|method| cost(table, &method, "/ws"));
+        assert_eq!(costs(&any.unwrap()), [5, 5].map(Costs::from));
+        assert_eq!(costs(&get.unwrap()), [5, 1].map(Costs::from));
+    }
+
     #[test]
     fn debug_shows_routes() {
         let costs = RouteCosts::new().get("/search", 100).unwrap().route("/search", 5).unwrap();
