@@ -22,11 +22,14 @@ use crate::{
 ///
 /// | rejection | code | details |
 /// | --- | --- | --- |
-/// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps |
+/// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps or the wait is too long |
 /// | [gave up waiting](Rejection::WaitTooLong) | `RESOURCE_EXHAUSTED` | `RetryInfo` and `grpc-retry-pushback-ms`, a lower bound |
 /// | no decision, too many waiting | `UNAVAILABLE` | |
 /// | missing or malformed key | `INVALID_ARGUMENT` | |
 /// | misconfigured key or check | `INTERNAL` | |
+///
+/// `grpc-retry-pushback-ms` is a signed integer of 32 bits. For a wait of more than 2^31-1 ms, about 24.8 days, it is -1, which instructs
+/// the client not to retry. `RetryInfo` states the exact wait.
 ///
 /// A client receives these as statuses. A plain HTTP 429 would reach it as `UNAVAILABLE`, without its headers. The fields
 /// `RateLimit-Policy` and `RateLimit` are in the metadata of every response to a decided request.
@@ -101,15 +104,17 @@ fn quota_failure(decision: &Decision) -> ErrorDetails {
     ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>())
 }
 
+/// The value of `grpc-retry-pushback-ms` that instructs the client not to retry.
+const DO_NOT_RETRY: i32 = -1;
+
 fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
     let mut metadata = MetadataMap::new();
     let pushback = match wait {
         Wait::For(wait) => {
             details.set_retry_info(Some(wait));
-            i64::try_from(whole_millis(wait)).unwrap_or(i64::MAX)
+            i32::try_from(whole_millis(wait)).unwrap_or(DO_NOT_RETRY)
         }
-        // Instructs the client not to retry.
-        Wait::Unknown | Wait::Never => -1,
+        Wait::Unknown | Wait::Never => DO_NOT_RETRY,
     };
     metadata.insert("grpc-retry-pushback-ms", pushback.into());
     Status::with_error_details_and_metadata(Code::ResourceExhausted, advice(wait), details, metadata)

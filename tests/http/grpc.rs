@@ -149,7 +149,15 @@ fn status_states_lower_bound_of_long_wait() {
         let response = Grpc.reject(rejection, &(&head).into());
         Status::from_header_map(response.headers()).unwrap()
     };
-    for (at_least, millis) in [(Duration::ZERO, "1000"), (Duration::from_micros(7_000_001), "7001")] {
+    let longest = Duration::from_millis(i32::MAX as u64);
+    for (at_least, millis) in [
+        (Duration::ZERO, "1000"),
+        (Duration::from_micros(7_000_001), "7001"),
+        (longest, "2147483647"),
+        // A pushback is an integer of 32 bits. For a longer wait, it forbids a retry.
+        (longest + Duration::from_micros(1), "-1"),
+        (30 * 1_440 * MINUTE, "-1"),
+    ] {
         let status = reject(&Rejection::WaitTooLong { at_least });
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some(millis));
