@@ -79,7 +79,7 @@ impl Dialect {
     /// decided request. Call it for a response that a handler builds for a decision of its own [`Limiter`](crate::Limiter).
     ///
     /// The fields of an inner layer are kept: list fields are joined, and of other fields those with the smaller remaining quota
-    /// stay. The larger `Retry-After` stays.
+    /// stay. The larger `Retry-After` stays, also if it is an HTTP date.
     ///
     /// ```
     /// use http::HeaderMap;
