@@ -6,6 +6,7 @@
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
+    mem::discriminant,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, SystemTime},
 };
@@ -13,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use httpdate::parse_http_date;
-use sfv::{DictSerializer, KeyRef, ListSerializer, StringRef};
+use sfv::{DictSerializer, KeyRef, List, ListEntry, ListSerializer, Parser, StringRef};
 use smallvec::SmallVec;
 
 use crate::{
@@ -51,7 +52,7 @@ pub(crate) struct RetryAfter {
     pub(crate) states_millis: bool,
 }
 
-/// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
+/// Adds `RateLimit-Policy` and `RateLimit`. The members of nested layers are kept.
 #[inline]
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
     let (policies, limits) = match decision.only_shown() {
@@ -206,8 +207,8 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, sett
         let is_stated = |seconds| millis.is_some_and(|millis| millis.div_ceil(1_000) >= seconds);
         match longer {
             Some(seconds) if is_stated(seconds) => {}
-            Some(seconds) => set_if_larger(headers, RETRY_AFTER_MS, seconds.saturating_mul(1_000)),
-            None => set_if_larger(headers, RETRY_AFTER_MS, whole_millis(wait)),
+            Some(seconds) => set_if_larger(headers, RETRY_AFTER_MS, millis, seconds.saturating_mul(1_000)),
+            None => set_if_larger(headers, RETRY_AFTER_MS, millis, whole_millis(wait)),
         }
     }
 }
@@ -334,13 +335,24 @@ fn extend(line: &mut Line, member: &[&[u8]]) {
     member.iter().for_each(|part| line.extend_from_slice(part));
 }
 
-/// Joins the lines of a list field to one.
+/// Joins the lines of a list field to one. If this is not a list of items of one type, the last line replaces the others: a client would
+/// ignore the whole field (RFC 9651, section 4.2).
 fn join_lines(headers: &mut HeaderMap, name: HeaderName) {
-    let mut line = Line::new();
-    headers.get_all(&name).iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
-    if let Ok(value) = HeaderValue::from_bytes(&line) {
+    let (mut line, lines) = (Line::new(), headers.get_all(&name));
+    lines.iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
+    let joined = HeaderValue::from_bytes(&line).ok().filter(|_| is_list(&line));
+    if let Some(value) = joined.or_else(|| lines.iter().next_back().cloned()) {
         headers.insert(name, value);
     }
+}
+
+/// Returns whether a line is a list of items of one type: names, or quotas in the drafts 6 and 7.
+fn is_list(line: &[u8]) -> bool {
+    let are_alike = |pair: &[ListEntry]| match pair {
+        [ListEntry::Item(a), ListEntry::Item(b)] => discriminant(&a.bare_item) == discriminant(&b.bare_item),
+        _ => false,
+    };
+    Parser::new(line).parse::<List>().is_ok_and(|list| list.windows(2).all(are_alike))
 }
 
 /// Rounds a wait up to whole milliseconds.
