@@ -138,7 +138,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Reservation {
 /// Returns the response to a mistake in the server. As for every such response of this crate, the log names the cause, and the body
 /// does not.
 fn server_error() -> Response {
-    const BODY: &str = r#"{"title":"Internal server error","status":500}"#;
+    const BODY: &str = r#"{"title":"Internal Server Error","status":500}"#;
     let fields = [(header::CONTENT_TYPE, "application/problem+json"), (header::CACHE_CONTROL, "no-store")];
     (StatusCode::INTERNAL_SERVER_ERROR, fields, BODY).into_response()
 }

@@ -79,7 +79,8 @@ impl Dialect {
     /// decided request. Call it for a response that a handler builds for a decision of its own [`Limiter`](crate::Limiter).
     ///
     /// The fields of an inner layer are kept: list fields are joined, and of other fields those with the smaller remaining quota
-    /// stay. The larger `Retry-After` stays.
+    /// stay. The larger `Retry-After` stays, also if it is an HTTP date. A value that cannot be joined, because it is not a list of the
+    /// same form (RFC 9651), is replaced: with it, clients would ignore the whole field.
     ///
     /// ```
     /// use http::HeaderMap;

@@ -6,13 +6,15 @@
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
+    mem::discriminant,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
-use sfv::{DictSerializer, KeyRef, ListSerializer, StringRef};
+use httpdate::parse_http_date;
+use sfv::{DictSerializer, KeyRef, List, ListEntry, ListSerializer, Parser, StringRef};
 use smallvec::SmallVec;
 
 use crate::{
@@ -50,7 +52,7 @@ pub(crate) struct RetryAfter {
     pub(crate) states_millis: bool,
 }
 
-/// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
+/// Adds `RateLimit-Policy` and `RateLimit`. The members of nested layers are kept.
 #[inline]
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
     let (policies, limits) = match decision.only_shown() {
@@ -196,24 +198,33 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, sett
     let Wait::For(wait) = decision.retry_after() else { return };
     let wait = wait.saturating_add(random::up_to(settings.max_jitter));
     let seconds = whole_seconds(wait);
-    set_if_larger(headers, RETRY_AFTER, seconds);
+    let stated = stated_retry_after(headers);
+    set_if_larger(headers, RETRY_AFTER, stated, seconds);
     if settings.states_millis {
         // If the response has a longer wait, both fields state it.
-        let longer = number(headers, &RETRY_AFTER).filter(|stated| *stated > seconds);
-        let is_stated = |seconds| {
-            number(headers, &RETRY_AFTER_MS).is_some_and(|millis| millis.div_ceil(1_000) >= seconds)
-        };
+        let longer = stated.filter(|stated| *stated > seconds);
+        let millis = number(headers, &RETRY_AFTER_MS);
+        let is_stated = |seconds| millis.is_some_and(|millis| millis.div_ceil(1_000) >= seconds);
         match longer {
             Some(seconds) if is_stated(seconds) => {}
-            Some(seconds) => set_if_larger(headers, RETRY_AFTER_MS, seconds.saturating_mul(1_000)),
-            None => set_if_larger(headers, RETRY_AFTER_MS, whole_millis(wait)),
+            Some(seconds) => set_if_larger(headers, RETRY_AFTER_MS, millis, seconds.saturating_mul(1_000)),
+            None => set_if_larger(headers, RETRY_AFTER_MS, millis, whole_millis(wait)),
         }
     }
 }
 
-fn set_if_larger(headers: &mut HeaderMap, name: HeaderName, value: u64) {
+/// Returns the wait that `Retry-After` states, in seconds: a number, or the time until an HTTP date, rounded up.
+fn stated_retry_after(headers: &HeaderMap) -> Option<u64> {
+    let stated = headers.get(RETRY_AFTER)?.to_str().ok()?;
+    stated.parse().ok().or_else(|| {
+        let date = parse_http_date(stated).ok()?;
+        Some(whole_seconds(date.duration_since(SystemTime::now()).unwrap_or_default()))
+    })
+}
+
+fn set_if_larger(headers: &mut HeaderMap, name: HeaderName, current: Option<u64>, value: u64) {
     // One allocation. `HeaderValue::from(u64)` needs two.
-    if number(headers, &name).is_none_or(|current| current < value)
+    if current.is_none_or(|current| current < value)
         && let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(value))
     {
         headers.insert(name, value);
@@ -324,13 +335,24 @@ fn extend(line: &mut Line, member: &[&[u8]]) {
     member.iter().for_each(|part| line.extend_from_slice(part));
 }
 
-/// Joins the lines of a list field to one.
+/// Joins the lines of a list field to one. If this is not a list of items of one type, the last line replaces the others: a client would
+/// ignore the whole field (RFC 9651, section 4.2).
 fn join_lines(headers: &mut HeaderMap, name: HeaderName) {
-    let mut line = Line::new();
-    headers.get_all(&name).iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
-    if let Ok(value) = HeaderValue::from_bytes(&line) {
+    let (mut line, lines) = (Line::new(), headers.get_all(&name));
+    lines.iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
+    let joined = HeaderValue::from_bytes(&line).ok().filter(|_| is_list(&line));
+    if let Some(value) = joined.or_else(|| lines.iter().next_back().cloned()) {
         headers.insert(name, value);
     }
+}
+
+/// Returns whether a line is a list of items of one type: names, or quotas in the drafts 6 and 7.
+fn is_list(line: &[u8]) -> bool {
+    let are_alike = |pair: &[ListEntry]| match pair {
+        [ListEntry::Item(a), ListEntry::Item(b)] => discriminant(&a.bare_item) == discriminant(&b.bare_item),
+        _ => false,
+    };
+    Parser::new(line).parse::<List>().is_ok_and(|list| list.windows(2).all(are_alike))
 }
 
 /// Rounds a wait up to whole milliseconds.
@@ -450,6 +472,23 @@ mod tests {
             let fields = fields(&decision, headers);
             assert!(fields.contains(&pair("ratelimit", r#""inner";r=1;t=1, "p";r=0;t=7"#)), "{fields:?}");
             assert!(fields.contains(&pair("retry-after", expected)), "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn later_date_in_retry_after_wins() {
+        let date = |seconds| httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(seconds));
+        let (past, later) = ("Wed, 25 Nov 2015 12:00:00 GMT".to_owned(), date(3_600));
+        for (current, expected) in [(past, "7"), (date(2), "7"), (later.clone(), &*later)] {
+            let mut headers = HeaderMap::new();
+            headers.insert("retry-after", current.parse().unwrap());
+            let decision = Decision::new(0, [status("p", SECOND, 0, Wait::For(7 * SECOND), 7 * SECOND)]);
+            let settings = RetryAfter { states_millis: true, ..RetryAfter::default() };
+            add_retry_after(&mut headers, &decision, settings);
+            assert_eq!(headers[&RETRY_AFTER], expected, "{current}");
+            // Both fields state the longer wait.
+            let millis = number(&headers, &RETRY_AFTER_MS).unwrap();
+            assert_eq!(millis >= 3_590_000, expected != "7", "{current}: {millis}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Answers over gRPC: a status in one HEADERS frame, without a body.
 
 use bytes::Bytes;
-use http::{Response, header};
+use http::{HeaderValue, Method, Response, header};
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
@@ -22,34 +22,45 @@ use crate::{
 ///
 /// | rejection | code | details |
 /// | --- | --- | --- |
-/// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps |
+/// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps or the wait is too long |
 /// | [gave up waiting](Rejection::WaitTooLong) | `RESOURCE_EXHAUSTED` | `RetryInfo` and `grpc-retry-pushback-ms`, a lower bound |
 /// | no decision, too many waiting | `UNAVAILABLE` | |
 /// | missing or malformed key | `INVALID_ARGUMENT` | |
 /// | misconfigured key or check | `INTERNAL` | |
 ///
+/// `grpc-retry-pushback-ms` is a signed integer of 32 bits. For a wait of more than 2^31-1 ms, about 24.8 days, it is -1, which instructs
+/// the client not to retry. `RetryInfo` states the exact wait.
+///
 /// A client receives these as statuses. A plain HTTP 429 would reach it as `UNAVAILABLE`, without its headers. The fields
 /// `RateLimit-Policy` and `RateLimit` are in the metadata of every response to a decided request.
+///
+/// The HTTP status is 200 for every method, with `Cache-Control: no-store`. Use it only for a server of gRPC alone, and
+/// [`HttpOrGrpc`] if the server also receives other requests.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct Grpc;
 
-/// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for one
-/// layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP.
+/// Answers a POST request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for
+/// one layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP. So is a request with another
+/// method, because a gRPC call is always a POST: no client gets a 200 for a rejected GET.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct HttpOrGrpc;
 
 impl Answer for Grpc {
     fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
-        status(rejection).into_http()
+        let mut response = status(rejection).into_http::<Bytes>();
+        // The HTTP status is 200.
+        response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
     }
 }
 
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
         let content_type = head.headers.get(header::CONTENT_TYPE);
-        let is_grpc = content_type.is_some_and(|value| is_grpc(value.as_bytes()));
+        let is_grpc =
+            head.method == Method::POST && content_type.is_some_and(|value| is_grpc(value.as_bytes()));
         if is_grpc { Grpc.reject(rejection, head) } else { ProblemDetails.reject(rejection, head) }
     }
 }
@@ -93,15 +104,17 @@ fn quota_failure(decision: &Decision) -> ErrorDetails {
     ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>())
 }
 
+/// The value of `grpc-retry-pushback-ms` that instructs the client not to retry.
+const DO_NOT_RETRY: i32 = -1;
+
 fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
     let mut metadata = MetadataMap::new();
     let pushback = match wait {
         Wait::For(wait) => {
             details.set_retry_info(Some(wait));
-            i64::try_from(whole_millis(wait)).unwrap_or(i64::MAX)
+            i32::try_from(whole_millis(wait)).unwrap_or(DO_NOT_RETRY)
         }
-        // Instructs the client not to retry.
-        Wait::Unknown | Wait::Never => -1,
+        Wait::Unknown | Wait::Never => DO_NOT_RETRY,
     };
     metadata.insert("grpc-retry-pushback-ms", pushback.into());
     Status::with_error_details_and_metadata(Code::ResourceExhausted, advice(wait), details, metadata)

@@ -133,8 +133,9 @@ fn problem(rejection: &Rejection) -> Vec<u8> {
     let (status, detail) = (text::status(rejection), text::detail(rejection));
     let (kind, title, detail) = match status {
         StatusCode::SERVICE_UNAVAILABLE => (Some(REDUCED_CAPACITY), "Service unavailable", &*detail),
-        StatusCode::BAD_REQUEST => (None, "Bad request", &*detail),
-        _ => (None, "Internal server error", ""),
+        // The title of a problem without a type is the phrase of its status (RFC 9457, section 4.2.1).
+        StatusCode::BAD_REQUEST => (None, status.canonical_reason().unwrap_or_default(), &*detail),
+        _ => (None, status.canonical_reason().unwrap_or_default(), ""),
     };
     Body { kind, title, status: status.as_u16(), detail }.to_json()
 }

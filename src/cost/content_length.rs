@@ -1,6 +1,6 @@
 //! The cost of a request by the size of its body.
 
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
 use super::{CostFunction, Costs};
 use crate::{error::ConfigError, head::Head};
@@ -13,9 +13,10 @@ pub struct ByContentLength {
 }
 
 /// Costs one unit of every policy for each started block of this many bytes of the body, at least 1 unit and at most 2^32-1.
-/// The size is that of the header `Content-Length`.
+/// The size is that of the header `Content-Length`, unless the request has `Transfer-Encoding`: then a server reads the body without
+/// regard to the length (RFC 9112, section 6.3).
 ///
-/// A request without the header costs 1 unit, unless [`otherwise`](ByContentLength::otherwise) sets another cost. **A client can
+/// A request without the length costs 1 unit, unless [`otherwise`](ByContentLength::otherwise) sets another cost. **A client can
 /// omit the header**: over HTTP/1.1 with `transfer-encoding: chunked`, and over HTTP/2. Set a larger cost for routes where every
 /// request has a body, or reject such requests with 411.
 ///
@@ -43,7 +44,8 @@ pub fn by_content_length(bytes_per_unit: u64) -> Result<ByContentLength, ConfigE
 }
 
 impl ByContentLength {
-    /// Sets the cost of a request without a valid `Content-Length`, in quota units, 0 to 2^32-1. The default is 1.
+    /// Sets the cost of a request without a valid `Content-Length`, or with `Transfer-Encoding`, in quota units, 0 to 2^32-1. The
+    /// default is 1.
     #[must_use]
     pub fn otherwise(self, units: u32) -> Self {
         Self { otherwise: units, ..self }
@@ -52,8 +54,10 @@ impl ByContentLength {
 
 impl CostFunction for ByContentLength {
     fn cost(&self, head: &Head<'_>) -> Costs {
+        // hyper before 1.11 may keep the length of a chunked request. It says nothing of the body.
         let length =
-            head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+            head.headers.get(CONTENT_LENGTH).filter(|_| !head.headers.contains_key(TRANSFER_ENCODING));
+        let length = length.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         let units =
             |bytes: u64| u32::try_from(bytes.div_ceil(self.bytes_per_unit)).unwrap_or(u32::MAX).max(1);
         length.map_or(self.otherwise, units).into()
@@ -63,6 +67,14 @@ impl CostFunction for ByContentLength {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn transfer_encoding_overrides_length() {
+        let by_size = by_content_length(1024).unwrap().otherwise(64);
+        let chunked =
+            http::Request::post("/").header(CONTENT_LENGTH, "1").header(TRANSFER_ENCODING, "chunked");
+        assert_eq!(by_size.cost(&(&chunked.body(()).unwrap()).into()), 64.into());
+    }
 
     #[test]
     fn cost_saturates_at_largest_amount() {

@@ -15,6 +15,10 @@ use crate::{error::ConfigError, head::Head, pattern::Pattern};
 /// method. If the route has no cost for the method, the cost of [`route`](Self::route) applies, and else that of
 /// [`otherwise`](Self::otherwise). As in axum, a cost for GET also applies to HEAD, unless HEAD has a cost of its own.
 ///
+/// **The path is compared as the client has written it**, as the router of axum does: `/%66iles/big` is not `/files/big`. A service
+/// that decodes or normalizes paths takes both for one: a file server such as `ServeDir`, `NormalizePath` inside this layer, or a reverse
+/// proxy. **Over such a service, `otherwise` must be the largest cost.** Otherwise, a client pays less by another spelling.
+///
 /// ```
 /// use http::Method;
 /// use tower_sliding_window::{CostFunction, RouteCosts, cost::by_content_length};
@@ -308,6 +312,16 @@ mod tests {
         ] {
             assert_eq!(cost(&costs, &method, path), units.into(), "{method} {path}");
         }
+    }
+
+    /// The upgrade is a GET over HTTP/1.1, and a CONNECT over HTTP/2 (RFC 8441).
+    #[test]
+    fn route_sets_cost_of_websocket_over_any_http_version() {
+        let [any, get] = [RouteCosts::new().route("/ws", 5), RouteCosts::new().get("/ws", 5)];
+        let costs =
+            |table: &RouteCosts| [Method::GET, Method::CONNECT].map(|method| cost(table, &method, "/ws"));
+        assert_eq!(costs(&any.unwrap()), [5, 5].map(Costs::from));
+        assert_eq!(costs(&get.unwrap()), [5, 1].map(Costs::from));
     }
 
     #[test]

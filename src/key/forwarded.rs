@@ -23,7 +23,7 @@ pub enum ForwardedHeader {
     #[default]
     XForwardedFor,
     /// `Forwarded` (RFC 7239): a list, to which each proxy appends an element with the parameter `for`. An obfuscated identifier
-    /// or `unknown` in place of an address is malformed.
+    /// or `unknown` in place of an address is malformed, and so is a line with more than 256 elements.
     Forwarded,
     /// `X-Real-IP`: one address, as nginx is usually configured to write it.
     XRealIp,
@@ -88,8 +88,9 @@ impl ForwardedHeader {
         matches!(self, Self::XForwardedFor | Self::Forwarded)
     }
 
-    /// Calls `each` with the addresses of all lines of the header, in canonical form, from right to left, as long as it returns true. It
-    /// reads no entry further to the left: a client can write anything there.
+    /// Calls `each` with the addresses of all lines of the header, in canonical form, from right to left, as long as it returns true. An
+    /// entry further to the left may be no address: a client can write anything there. Only the syntax of a line of `Forwarded` is
+    /// verified as a whole, because a quoted string is read from left to right.
     pub(super) fn walk(
         &self,
         headers: &HeaderMap,
@@ -104,7 +105,11 @@ impl ForwardedHeader {
             let goes_on = match self {
                 Self::XForwardedFor => self.walk_entries(line.rsplit(',').map(node), &mut each),
                 Self::Forwarded => {
-                    let elements = elements(line).ok_or_else(|| self.malformed("it violates RFC 7239"))?;
+                    let elements = elements(line).ok_or_else(|| {
+                        self.malformed(&format!(
+                            "it violates RFC 7239, or has more than {MAX_ELEMENTS} elements"
+                        ))
+                    })?;
                     let entries =
                         elements.iter().rev().map(|element| node(without_port(element.as_deref()?)));
                     self.walk_entries(entries, &mut each)
@@ -158,7 +163,11 @@ fn without_port(node: &str) -> &str {
     node.rsplit_once(":_").map_or(node, |(address, _port)| address)
 }
 
-/// Returns the parameter `for` of each element of a `Forwarded` line (RFC 7239, section 4), or `None` if the line is malformed.
+/// The number of elements of a `Forwarded` line: more than the proxies in front of a service, and a bound on the memory for a line.
+const MAX_ELEMENTS: usize = 256;
+
+/// Returns the parameter `for` of each element of a `Forwarded` line (RFC 7239, section 4), or `None` if the line is malformed or has
+/// too many elements.
 fn elements(line: &str) -> Option<Vec<Option<String>>> {
     const BLANK: [char; 2] = [' ', '\t'];
     let mut elements = Vec::new();
@@ -182,6 +191,9 @@ fn elements(line: &str) -> Option<Vec<Option<String>>> {
                 Some(after) => rest = after,
                 None => break,
             }
+        }
+        if elements.len() == MAX_ELEMENTS {
+            return None;
         }
         elements.push(node);
         match rest.strip_prefix(',') {
@@ -268,7 +280,22 @@ mod tests {
             "f or=192.0.2.1",
         ] {
             let error = addresses(&ForwardedHeader::Forwarded, &[line]).unwrap_err();
-            assert_eq!(error, "malformed rate limit key: header forwarded: it violates RFC 7239", "{line}");
+            assert_eq!(
+                error,
+                "malformed rate limit key: header forwarded: it violates RFC 7239, or has more than 256 elements",
+                "{line}"
+            );
+        }
+    }
+
+    /// 400 kB of commas took 10 MB.
+    #[test]
+    fn number_of_forwarded_elements_is_bounded() {
+        let line = |elements: usize| vec!["for=192.0.2.1"; elements].join(",");
+        let read = |line: &str| addresses(&ForwardedHeader::Forwarded, &[line]);
+        assert_eq!(read(&line(256)).unwrap().len(), 256);
+        for line in [line(257), ",".repeat(400_000) + "for=192.0.2.1"] {
+            assert!(read(&line).unwrap_err().contains("more than 256 elements"));
         }
     }
 

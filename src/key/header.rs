@@ -18,7 +18,8 @@ pub struct Header {
 ///
 /// White space around the value is not a part of the key: a server of HTTP/1.1 removes it, and one of HTTP/2 may not. The rest
 /// is compared byte for byte. If one value of a header has several spellings, such as `Host` in upper and lower case, write a
-/// closure that returns one of them.
+/// closure that returns one of them. Over HTTP/2, the host is in `:authority`, and a request usually has no `Host`: the closure must read
+/// `head.uri.authority()` first.
 ///
 /// A request without the header, or with an empty value, has no key of this kind. A request with several values is
 /// malformed, because another part of the service might read another one of them.

@@ -301,8 +301,10 @@ where
 /// ```
 /// use tower_sliding_window::{KeyExtractor, PartitionKey, key, peer_ip};
 ///
-/// let by_host = key::from_fn(|head| head.uri.host().map(|host| PartitionKey::new("host", host)));
-/// let by_host_and_address = by_host.and(peer_ip());
+/// let access = key::from_fn(|head| {
+///     PartitionKey::new("access", if head.method.is_safe() { "read" } else { "write" })
+/// });
+/// let by_access_and_address = access.and(peer_ip());
 /// ```
 pub fn from_fn<F, K>(key: F) -> impl KeyExtractor
 where

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{
     HeaderMap, HeaderValue, StatusCode,
-    header::{AsHeaderName, DATE, RETRY_AFTER},
+    header::{AGE, AsHeaderName, DATE, RETRY_AFTER},
 };
 use httpdate::parse_http_date;
 use sfv::{BareItem, List, ListEntry, Parameters, Parser};
@@ -13,6 +13,9 @@ use super::{Stated, StatedQuota};
 
 /// The smallest `reset` that is an instant in Unix time, and not a length: 10^9 s.
 const MIN_UNIX_TIME: Duration = Duration::from_secs(1_000_000_000);
+
+/// The number of members of a list field that are read. Each limit is compared with each policy.
+const MAX_MEMBERS: usize = 64;
 
 impl Stated {
     /// Reads the header fields of a response:
@@ -27,7 +30,9 @@ impl Stated {
     ///
     /// `X-RateLimit-Reset` is a number of seconds, a length such as `6m0s`, or, from 10^9 on, an instant in Unix time. It counts from the
     /// `Date` of the response. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains. A
-    /// field that cannot be read is ignored.
+    /// field that cannot be read is ignored. So are the members of a list field after the first 64.
+    ///
+    /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
     ///
     /// ```
     /// use http::{Response, StatusCode};
@@ -41,7 +46,8 @@ impl Stated {
     pub fn from_http(status: StatusCode, headers: &HeaderMap) -> Self {
         let date = text(headers, DATE).and_then(|text| parse_http_date(text).ok());
         let now = date.unwrap_or_else(SystemTime::now);
-        let quotas = quotas(headers, now);
+        let is_cached = text(headers, AGE).is_some_and(|age| age.parse() != Ok(0_u64));
+        let quotas = if is_cached { Vec::new() } else { quotas(headers, now) };
         let used_up =
             || quotas.iter().filter(|quota| quota.remaining == 0).filter_map(|quota| quota.reset).max();
         let wait = retry_after(headers, now);
@@ -128,11 +134,11 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// Returns the items of all lines of a list field, with their parameters.
+/// Returns the first items of a list field, over all of its lines, with their parameters.
 fn members(headers: &HeaderMap, name: &str) -> impl Iterator<Item = (BareItem, Parameters)> {
     let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
     let list: List = Parser::new(&lines.join(&b", "[..])).parse().unwrap_or_default();
-    list.into_iter().filter_map(|entry| match entry {
+    list.into_iter().take(MAX_MEMBERS).filter_map(|entry| match entry {
         ListEntry::Item(item) => Some((item.bare_item, item.params)),
         ListEntry::InnerList(_) => None,
     })

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::CorsLayer;
-use tower_sliding_window::{RateLimitLayer, testing::FakeBackend};
+use tower_sliding_window::{Builder, RateLimitLayer, testing::FakeBackend};
 
 use super::{
     ALICE, MINUTE, SECOND, api_key, policy,
@@ -13,16 +13,18 @@ use super::{
 const ORIGIN: (&str, &str) = ("origin", "https://shop.example");
 
 async fn site(backend: &FakeBackend) -> Site {
-    let limits = RateLimitLayer::builder(backend.clone())
-        .policy(policy("ten", 10, MINUTE))
-        .key(api_key())
-        .build()
-        .unwrap();
+    site_with(RateLimitLayer::builder(backend.clone()), &["ratelimit", "ratelimit-policy", "retry-after"])
+        .await
+}
+
+/// Serves an app whose CORS layer exposes these fields.
+async fn site_with(builder: Builder, exposed: &[&'static str]) -> Site {
+    let limits = builder.policy(policy("ten", 10, MINUTE)).key(api_key()).build().unwrap();
     let cors = CorsLayer::new()
         .allow_origin(HeaderValue::from_static(ORIGIN.1))
         .allow_methods([Method::GET])
         .allow_headers([HeaderName::from_static("x-api-key")])
-        .expose_headers(["ratelimit", "ratelimit-policy", "retry-after"].map(HeaderName::from_static));
+        .expose_headers(exposed.iter().copied().map(HeaderName::from_static).collect::<Vec<_>>());
     Site::serve(Router::new().route("/", get(async || "hello")).layer(limits).layer(cors)).await
 }
 
@@ -54,6 +56,17 @@ fn fields_for_script(answer: &Answer) -> Vec<(&str, &str)> {
         |name: &str| safe.contains(&name) || exposed.split(',').any(|exposed| exposed.trim() == name);
     let fields = answer.headers.iter().filter(|(name, _)| is_visible(name));
     fields.map(|(name, value)| (&**name, &**value)).collect()
+}
+
+#[tokio::test]
+async fn browser_script_reads_milliseconds_if_exposed() {
+    for exposed in [&["retry-after", "retry-after-ms"][..], &["retry-after"]] {
+        let builder = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND)).retry_after_ms();
+        let answer = site_with(builder, exposed).await.get("/", &[ORIGIN, ALICE]).await;
+        assert_eq!(answer.header("retry-after-ms"), Some("7000"));
+        let fields = fields_for_script(&answer);
+        assert_eq!(fields.contains(&("retry-after-ms", "7000")), exposed.len() == 2, "{fields:?}");
+    }
 }
 
 #[tokio::test]

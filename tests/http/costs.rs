@@ -40,6 +40,21 @@ async fn recorded_costs_with(set: impl FnOnce(Builder) -> Builder, requests: &[(
     backend.checks().iter().map(|check| check.pairs[0].cost).collect()
 }
 
+/// The router of axum compares paths in the same way, so it has no handler for such a path.
+#[tokio::test]
+async fn path_in_other_spelling_costs_otherwise() {
+    let backend = FakeBackend::admitting();
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let costs = RouteCosts::new().route("/search", 5).unwrap().otherwise(9);
+    let site = Site::serve(app().layer(builder.cost(costs).build().unwrap())).await;
+    let paths = ["/search", "/%73earch", "//search", "/search/", "/./search", "/Search"];
+    for path in paths {
+        let (status, cost) = if path == "/search" { (200, 5) } else { (404, 9) };
+        assert_eq!(site.get(path, &[ALICE]).await.status, status, "{path}");
+        assert_eq!(backend.checks().last().unwrap().pairs[0].cost, cost, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn layer_accepts_route_table_number_and_closure_as_cost() {
     let table = RouteCosts::new().route("/search", 5).unwrap().route("/users/{id}", 2).unwrap();

@@ -11,7 +11,7 @@ use axum::{
     extract::State,
     http::{HeaderName, HeaderValue, Response},
     response::IntoResponse,
-    routing::get,
+    routing::{any, get},
 };
 use serde_json::json;
 use tower::{Service, ServiceBuilder, ServiceExt, retry, service_fn};
@@ -52,7 +52,7 @@ fn builder() -> Builder {
 }
 
 async fn serve(builder: Builder) -> Site {
-    Site::serve(Router::new().route("/", get(async || "hello")).layer(builder.build().unwrap())).await
+    Site::serve(Router::new().route("/", any(async || "hello")).layer(builder.build().unwrap())).await
 }
 
 /// Returns the fields of an answer that state a limit, by name.
@@ -214,9 +214,9 @@ async fn dialect_sets_metadata_over_grpc() {
     let site = serve(limits).await;
     let grpc = [ALICE, ("content-type", "application/grpc")];
     for _ in 0..2 {
-        assert_eq!(site.get("/", &grpc).await.header("x-ratelimit-limit"), Some("2"));
+        assert_eq!(site.send("POST", "/", &grpc).await.header("x-ratelimit-limit"), Some("2"));
     }
-    let denied = site.get("/", &grpc).await;
+    let denied = site.send("POST", "/", &grpc).await;
     assert_eq!((denied.status, denied.header("grpc-status")), (200, Some("8")));
     assert_eq!((denied.header("x-ratelimit-remaining"), denied.header("ratelimit")), (Some("0"), None));
 }
@@ -259,10 +259,10 @@ async fn hidden_policy_never_appears_in_response() {
                 .dialect(dialect)
         };
         let site = serve(limits(9)).await;
-        for kind in [None, Some(("content-type", "application/grpc"))] {
+        for (method, kind) in [("GET", None), ("POST", Some(("content-type", "application/grpc")))] {
             let headers: Vec<_> = [Some(ALICE), kind].into_iter().flatten().collect();
-            let admitted = site.get("/", &headers).await;
-            let denied = site.get("/", &headers).await;
+            let admitted = site.send(method, "/", &headers).await;
+            let denied = site.send(method, "/", &headers).await;
             assert_eq!(denied.header("retry-after"), Some("60"), "{dialect:?}");
             for answer in [&admitted, &denied] {
                 let text = format!("{answer:?}");

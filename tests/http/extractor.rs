@@ -85,7 +85,7 @@ async fn exempt_request_yields_no_optional_decision() {
 }
 
 /// The body of the response to a handler that needs what its request does not have.
-const SERVER_ERROR: &str = r#"{"title":"Internal server error","status":500}"#;
+const SERVER_ERROR: &str = r#"{"title":"Internal Server Error","status":500}"#;
 
 /// Sends a request to a handler that takes a `Decision`, which the request does not have. Returns all events.
 async fn fail(app: Router, path: &str) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::{error::Error, net::SocketAddr, time::Duration};
 
 use axum::{body::HttpBody as _, routing::get};
-use http::Request;
+use http::{Method, Request};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tonic::{
     Code, Status,
@@ -149,7 +149,15 @@ fn status_states_lower_bound_of_long_wait() {
         let response = Grpc.reject(rejection, &(&head).into());
         Status::from_header_map(response.headers()).unwrap()
     };
-    for (at_least, millis) in [(Duration::ZERO, "1000"), (Duration::from_micros(7_000_001), "7001")] {
+    let longest = Duration::from_millis(i32::MAX as u64);
+    for (at_least, millis) in [
+        (Duration::ZERO, "1000"),
+        (Duration::from_micros(7_000_001), "7001"),
+        (longest, "2147483647"),
+        // A pushback is an integer of 32 bits. For a longer wait, it forbids a retry.
+        (longest + Duration::from_micros(1), "-1"),
+        (30 * 1_440 * MINUTE, "-1"),
+    ] {
         let status = reject(&Rejection::WaitTooLong { at_least });
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some(millis));
@@ -233,6 +241,7 @@ async fn rejection_has_headers_and_no_body() {
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["content-type"], "application/grpc");
     assert_eq!(response.headers()["grpc-status"], "8");
+    assert_eq!(response.headers()["cache-control"], "no-store");
     assert!(response.body().is_end_stream());
 }
 
@@ -265,6 +274,27 @@ async fn layer_answers_each_request_in_its_protocol() {
     let broken = Site::serve(http_or_grpc(FakeBackend::unavailable(Reason::Connection))).await;
     assert_eq!(call(broken.address(), Some("alice")).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(broken.get("/", &[ALICE]).await.status, 503);
+}
+
+/// A gRPC call is a POST. A cache would keep a 200 to a GET, and a 200 to CONNECT begins a tunnel.
+#[tokio::test]
+async fn only_post_request_is_answered_over_grpc() {
+    let app = http_or_grpc(FakeBackend::denying(SECOND));
+    for method in [Method::GET, Method::HEAD, Method::PUT, Method::CONNECT, Method::POST] {
+        let request = Request::builder().method(&method).uri("/").header(ALICE.0, ALICE.1);
+        let request = request.header("content-type", "application/grpc").body(axum::body::Body::empty());
+        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
+        let is_grpc = method == Method::POST;
+        let expected = if is_grpc { (200, "application/grpc") } else { (429, "application/problem+json") };
+        let headers = response.headers();
+        assert_eq!(
+            (response.status().as_u16(), headers["content-type"].to_str().unwrap()),
+            expected,
+            "{method}"
+        );
+        assert_eq!(headers.get("grpc-status").is_some_and(|code| code == "8"), is_grpc, "{method}");
+        assert_eq!(headers["cache-control"], "no-store", "{method}");
+    }
 }
 
 #[tokio::test]

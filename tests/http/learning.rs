@@ -133,6 +133,37 @@ fn http_fields_state_quotas() {
     }
 }
 
+/// A cache repeats the quotas of an earlier request.
+#[test]
+fn quotas_of_cached_response_are_ignored() {
+    let fields = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "7"), ("ratelimit", r#""a";r=1"#)];
+    for (age, is_cached) in [("0", false), (" 00", false), ("1", true), ("86400", true), ("soon", true)] {
+        let with_age = [&fields[..], &[("age", age)]].concat();
+        let expected = if is_cached { vec![] } else { stated(200, &fields).quotas };
+        assert_eq!(stated(200, &with_age).quotas, expected, "age: {age}");
+        // The denial itself is known, but not its wait.
+        let denied = stated(429, &with_age);
+        assert_eq!((denied.is_denial, denied.wait.is_none()), (true, is_cached), "age: {age}");
+    }
+    let denied = stated(429, &[("age", "1"), ("retry-after", "5")]);
+    assert_eq!((denied.is_denial, denied.wait), (true, Some(5 * SECOND)));
+}
+
+#[test]
+fn members_beyond_bound_are_ignored() {
+    let list = |parameters: &str| {
+        let members: Vec<_> = (0..100).map(|i| format!("\"p{i}\";{parameters}")).collect();
+        members.join(", ")
+    };
+    let (limits, policies) = (list("r=7"), list("q=9"));
+    let quotas = stated(200, &[("ratelimit", &limits), ("ratelimit-policy", &policies)]).quotas;
+    let expected: Vec<_> = (0..64).map(|i| quota(Some(&format!("p{i}")), [Some(9), None], 7, None)).collect();
+    assert_eq!(quotas, expected);
+    // A policy after the bound is unknown.
+    let quotas = stated(200, &[("ratelimit", r#""p64";r=7"#), ("ratelimit-policy", &policies)]).quotas;
+    assert_eq!(quotas, [quota(Some("p64"), [None; 2], 7, None)]);
+}
+
 #[test]
 fn denials_state_wait() {
     let wait = |seconds| Some(Duration::from_secs_f64(seconds));

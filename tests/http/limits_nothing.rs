@@ -3,6 +3,10 @@
 use std::{
     convert::Infallible,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -10,10 +14,11 @@ use axum::{
     body::Body,
     extract::{MatchedPath, Request},
     middleware::{Next, from_fn},
-    routing::get,
+    routing::{any, get},
 };
-use http::request::Builder as RequestBuilder;
+use http::{Method, request::Builder as RequestBuilder};
 use tower::{Layer, ServiceExt, service_fn};
+use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
     Builder, ConfigError, Costs, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policies, Policy,
     PolicyTable, RateLimitLayer, RouteCosts,
@@ -211,6 +216,37 @@ async fn exemption_of_proxy_address_limits_nothing() {
     let remedy = builder().key(behind_proxy()).exempt(behind_proxy().is_in(INTERNAL).unwrap());
     let heading = "Exemption by address behind a proxy on the same host";
     compare(heading, limited(mistake), limited(remedy), |_| proxied()).await;
+}
+
+#[tokio::test]
+async fn exemption_of_options_limits_nothing() {
+    let handled = Arc::new(AtomicUsize::new(0));
+    let app = |limits: Builder| {
+        let handled = handled.clone();
+        let handler = async move || handled.fetch_add(1, Ordering::Relaxed).to_string();
+        Router::new().route("/", any(handler)).layer(limits.build().unwrap())
+    };
+    let is_preflight = |head: &Head<'_>| {
+        let is_named = |name| head.headers.contains_key(name);
+        head.method == Method::OPTIONS && is_named("origin") && is_named("access-control-request-method")
+    };
+    let of = |method: Method| request(CLIENT, Request::builder().method(method).uri("/"));
+    let preflight = |_| {
+        let head = Request::options("/").header("origin", "https://shop.example");
+        request(CLIENT, head.header("access-control-request-method", "GET"))
+    };
+    let (heading, limits) = ("Exemption of OPTIONS", || builder().key(peer_ip()));
+    let exempt = limits().exempt(|head| head.method == Method::OPTIONS);
+    compare(heading, app(exempt), app(limits()), |_| of(Method::OPTIONS)).await;
+    // A client can write the fields of a preflight request.
+    compare(heading, app(limits().exempt(is_preflight)), app(limits()), preflight).await;
+    // The CORS layer answers OPTIONS itself.
+    let with_cors = app(limits()).layer(CorsLayer::new());
+    for (method, expected) in [(Method::OPTIONS, 0), (Method::GET, QUOTA)] {
+        handled.store(0, Ordering::Relaxed);
+        send(&with_cors, REQUESTS, |_| of(method.clone())).await;
+        assert_eq!(handled.load(Ordering::Relaxed), expected, "{method}");
+    }
 }
 
 #[tokio::test]

@@ -63,7 +63,7 @@ async fn default_rule_rejects_missing_key() {
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
         assert_eq!(answer.header("cache-control"), Some("no-store"));
         let detail = r#"missing rate limit key: header "x-api-key" not found"#;
-        assert_eq!(answer.json(), json!({ "title": "Bad request", "status": 400, "detail": detail }));
+        assert_eq!(answer.json(), json!({ "title": "Bad Request", "status": 400, "detail": detail }));
     }
     assert_eq!(backend.checks(), []);
 }
@@ -172,7 +172,7 @@ async fn every_rule_rejects_unknown_peer_with_server_error() {
         let answer = site.get("/", &[ALICE]).await;
         assert_eq!(answer.status, 500, "{rule:?}");
         assert!(!answer.has_limit_fields(), "{answer:?}");
-        assert_eq!(answer.json(), json!({ "title": "Internal server error", "status": 500 }));
+        assert_eq!(answer.json(), json!({ "title": "Internal Server Error", "status": 500 }));
         assert_eq!(backend.checks(), [], "{rule:?}");
     }
 }

@@ -5,6 +5,7 @@ use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
     Costs, Decision, Limiter, MemoryBackend, Policy, RateLimitLayer, Rejection, Reservation,
+    answer::Dialect,
     backend::{Backend, Reason},
     header,
     settle::by_hand,
@@ -163,6 +164,29 @@ async fn field_in_two_lines_becomes_one_line() {
     let app = Router::new().route("/", get(handler)).layer(limits("ten"));
     let answer = Site::serve(app).await.get("/", &[ALICE]).await;
     assert_eq!(answer.header("ratelimit"), Some(r#""a";r=1, "b";r=2, "ten";r=8;t=60"#));
+}
+
+/// A client ignores a field of which any part is malformed (RFC 9651, section 4.2).
+#[tokio::test]
+async fn value_that_is_no_list_of_dialect_is_replaced() {
+    const POLICY: [&str; 2] = [r#""ten";q=9;w=60"#, "9;w=60"];
+    const LIMIT: [&str; 2] = [r#""ten";r=8;t=60"#, "limit=9, remaining=8, reset=60"];
+    for (dialect, other, form) in [(Dialect::Draft11, 1, 0), (Dialect::Draft7, 0, 1)] {
+        let builder = RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 9, MINUTE));
+        let layer = builder.key(api_key()).dialect(dialect).build().unwrap();
+        for (stated_policy, stated_limit) in [
+            (POLICY[other], LIMIT[other]),
+            ("unquoted name;q=1", "5 of 9"),
+            (r#"("a" "b")"#, r#"("a");r=1"#),
+            (r#""a";q=1,"#, r#""a";r=1,"#),
+        ] {
+            let handler = async move || [("ratelimit-policy", stated_policy), ("ratelimit", stated_limit)];
+            let app = Router::new().route("/", get(handler)).layer(layer.clone());
+            let answer = Site::serve(app).await.get("/", &[ALICE]).await;
+            let fields = (answer.header("ratelimit-policy"), answer.header("ratelimit"));
+            assert_eq!(fields, (Some(POLICY[form]), Some(LIMIT[form])), "{dialect:?}, {stated_limit}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -123,7 +123,7 @@ async fn handler(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
 }
 
 async fn send(limits: &RateLimitLayer, path: &str, content_type: &str) -> Response<Bytes> {
-    let request = Request::get(path).header("content-type", content_type).body(()).unwrap();
+    let request = Request::post(path).header("content-type", content_type).body(()).unwrap();
     let response = limits.layer(service_fn(handler)).ready().await.unwrap().call(request).await.unwrap();
     let is_rejected = response.extensions().get::<Rejection>().is_some();
     response.map(|body| match body.into_inner() {

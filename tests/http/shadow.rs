@@ -5,7 +5,13 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use axum::{Router, extract::Request, middleware, middleware::Next, routing::get};
+use axum::{
+    Router,
+    extract::Request,
+    middleware,
+    middleware::Next,
+    routing::{any, get},
+};
 use tower_sliding_window::{
     Builder, Decision, Limiter, MemoryBackend, PartitionKey, PolicyTable, RateLimitLayer, Reservation,
     answer::{Dialect, HttpOrGrpc, Reset},
@@ -29,7 +35,7 @@ fn memory() -> MemoryBackend {
 }
 
 async fn serve(builder: Builder) -> Site {
-    Site::serve(Router::new().route("/", get(async || "hello")).layer(builder.build().unwrap())).await
+    Site::serve(Router::new().route("/", any(async || "hello")).layer(builder.build().unwrap())).await
 }
 
 /// Asserts that no field, body or gRPC detail contains a name, also not in base64.
@@ -60,17 +66,17 @@ async fn shadow_policy_never_appears_in_response() {
                     .also(limit(peer_ip()).policy(canary)),
             };
             let site = serve(builder.key(api_key()).answer(HttpOrGrpc).dialect(dialect)).await;
-            for kind in [None, Some(("content-type", "application/grpc"))] {
+            for (method, kind) in [("GET", None), ("POST", Some(("content-type", "application/grpc")))] {
                 let key = if kind.is_none() { ALICE } else { BOB };
                 let headers: Vec<_> = [Some(key), kind].into_iter().flatten().collect();
                 for _ in 0..3 {
-                    let admitted = site.get("/", &headers).await;
+                    let admitted = site.send(method, "/", &headers).await;
                     assert_eq!((admitted.status, admitted.header("retry-after")), (200, None), "{dialect:?}");
                     assert_ne!(admitted.header("x-ratelimit-limit"), Some("1"));
                     assert_hides(&admitted, "canary");
                 }
                 // The enforcing policy denies for its own second, and not for the minute of the shadow.
-                let denied = site.get("/", &headers).await;
+                let denied = site.send(method, "/", &headers).await;
                 assert_eq!(denied.header("retry-after"), Some("1"), "{dialect:?} {denied:?}");
                 assert_hides(&denied, "canary");
             }
