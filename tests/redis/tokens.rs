@@ -24,6 +24,9 @@ use crate::support::{
 
 const SECRET: &str = "a secret of at least 32 bytes, or more";
 
+/// The longest calendar year: 366 days, and an hour for a change of the clocks.
+const YEAR: Duration = Duration::from_secs((366 * 24 + 1) * 3_600);
+
 fn with_secret(server: &Server, secret: Option<&str>) -> RedisBackend {
     let builder = RedisBackend::builder(RedisServers::single(server.url()));
     secret.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret)).lazy().unwrap()
@@ -206,6 +209,45 @@ async fn tokens_settle_as_reservations_do() {
                 assert_eq!(by_token, by_handle, "{engine:?}, {policy:?}");
             }
             Admin::at(&server).query::<()>(&["FLUSHALL"]);
+        }
+    }
+}
+
+/// Returns how long a token can be settled after a charge at the begin of a window and a bucket: as long as the charge may count.
+fn settles_for(policy: &Policy) -> Duration {
+    match policy.name() {
+        // A charge counts in the next window too.
+        "counter" | "tokens" => 2 * HOUR,
+        // A bucket counts from its end.
+        "buckets" => HOUR + HOUR / 8,
+        "period" => YEAR,
+        _ => HOUR,
+    }
+}
+
+/// A second settlement has no effect until the window of the charge has passed. So the store must not forget the first one.
+#[tokio::test]
+async fn store_remembers_settled_token_until_charge_has_left() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let backend = backend(&server).await;
+        for policy in every_type(100, HOUR) {
+            admin.query::<()>(&["FLUSHALL"]);
+            let (name, time) = (policy.name().to_owned(), settles_for(&policy));
+            let limiter = limiter(backend.clone(), [policy]);
+            let reservation = limiter.reserve((alice(), 10)).await.unwrap();
+            let charged_at = Duration::from_micros(reservation.decision().unwrap().at_micros());
+            let token = reservation.into_token().unwrap();
+            assert!(matches!(limiter.settle_token(&token, 3).await, Ok(Settled::Done { .. })));
+            let keys: Vec<String> = admin.keys().into_iter().filter(|key| key.contains("}!")).collect();
+            let [key] = &keys[..] else { panic!("{engine:?}, {name}: {keys:?}") };
+            let expires_at = Duration::from_millis(admin.expires_at(key).try_into().unwrap());
+            let second = Duration::from_secs(1);
+            // The charge is somewhere in its bucket.
+            let earlier = if name == "buckets" { HOUR / 8 } else { Duration::ZERO };
+            let valid = charged_at + time - earlier - second..=charged_at + time + second;
+            assert!(valid.contains(&expires_at), "{engine:?}, {name}: {expires_at:?}, not {valid:?}");
         }
     }
 }
