@@ -24,8 +24,13 @@ use crate::support::{
 
 const SECRET: &str = "a secret of at least 32 bytes, or more";
 
+const MICROSECOND: Duration = Duration::from_micros(1);
+
 /// The longest calendar year: 366 days, and an hour for a change of the clocks.
 const YEAR: Duration = Duration::from_secs((366 * 24 + 1) * 3_600);
+
+/// The begin of a leap year, in microseconds of Unix time. Each calendar window and each bucket of an hour begins here too.
+const LEAP_YEAR: u64 = 1_830_297_600_000_000;
 
 fn with_secret(server: &Server, secret: Option<&str>) -> RedisBackend {
     let builder = RedisBackend::builder(RedisServers::single(server.url()));
@@ -222,6 +227,49 @@ fn settles_for(policy: &Policy) -> Duration {
         "buckets" => HOUR + HOUR / 8,
         "period" => YEAR,
         _ => HOUR,
+    }
+}
+
+/// Settles a token of each type one microsecond before it expires, and at the instant at which it expires.
+async fn settles_until_it_expires(backend: impl Backend + Clone, clock: &ManualClock, what: &str) {
+    for policy in every_type(100, HOUR) {
+        let (name, time) = (policy.name().to_owned(), settles_for(&policy));
+        let limiter = limiter(backend.clone(), [policy]);
+        for expires in [false, true] {
+            let what = format!("{what}, {name}, expires: {expires}");
+            limiter.reset(alice()).await.unwrap();
+            clock.set_micros(LEAP_YEAR);
+            let token = token(&limiter, 10).await;
+            if name == "tokens" {
+                // The units of a bucket return in their order, so those of the token remain the longest below others.
+                let _ = limiter.debit((alice(), 190)).await.unwrap();
+            }
+            clock.advance(time - if expires { Duration::ZERO } else { MICROSECOND });
+            let before = remaining(&limiter).await;
+            let settled = limiter.settle_token(&token, 0).await.unwrap();
+            assert_eq!(matches!(settled, Settled::Expired), expires, "{what}: {settled:?}");
+            assert_eq!(matches!(settled, Settled::Done { .. }), !expires, "{what}: {settled:?}");
+            // The longest year lasts an hour longer than this one.
+            let is_left = expires || name == "period";
+            assert_eq!(before == 100, is_left, "{what}: the charge counts: {before}");
+            assert_eq!(remaining(&limiter).await, 100, "{what}");
+            if expires {
+                let settled = limiter.settle_token(&token, 30).await.unwrap();
+                assert!(matches!(settled, Settled::Expired), "{what}: {settled:?}");
+                assert_eq!(remaining(&limiter).await, 100, "{what}: no overage of an expired token");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn token_settles_exactly_until_its_charge_has_left() {
+    let clock = ManualClock::new();
+    settles_until_it_expires(MemoryBackend::new().with_clock(&clock), &clock, "memory").await;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        settles_until_it_expires(backend, &clock, &format!("{engine:?}")).await;
     }
 }
 
