@@ -300,6 +300,38 @@ async fn store_remembers_settled_token_until_charge_has_left() {
     }
 }
 
+/// Settles the tokens of reservations that have charged nothing to a policy, and more than that was used.
+async fn settle_more_than_nothing(backend: impl Backend + Clone, what: &str) {
+    for policy in every_type(100, HOUR) {
+        let name = policy.name().to_owned();
+        let limiter = limiter(backend.clone(), [policy, self::policy("charged", 100, HOUR)]);
+        for (cost, others) in [(0, 0), (0, 10), (10, 0)] {
+            limiter.reset(alice()).await.unwrap();
+            let costs = Costs::new().policy(name.clone(), cost).policy("charged", others);
+            let token = limiter.reserve((alice(), costs)).await.unwrap().into_token().unwrap();
+            let what = format!("{what}, {name}, {cost} and {others} units");
+            let settled = limiter.settle_token(&token, 5).await.unwrap();
+            assert!(matches!(settled, Settled::Done { .. }), "{what}: {settled:?}");
+            let settled = limiter.settle_token(&token, 50).await.unwrap();
+            assert!(matches!(settled, Settled::Already), "{what}: {settled:?}");
+            let decision = limiter.peek((alice(), 0)).await.unwrap();
+            let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+            assert_eq!(left, [95, 95], "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn token_of_uncharged_reservation_settles_to_overage() {
+    let clock = ManualClock::new();
+    settle_more_than_nothing(MemoryBackend::new().with_clock(&clock), "memory").await;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, _clock) = with_manual_clock(&server).await;
+        settle_more_than_nothing(backend, &format!("{engine:?}")).await;
+    }
+}
+
 #[tokio::test]
 async fn token_of_several_policies_has_stated_size_and_bytes() {
     for engine in Engine::ALL {
