@@ -12,6 +12,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
+    layout::write_charges_of_one,
     rig::{
         HOUR, LONG_DEADLINE, LONG_WINDOW, Random, alice, backend, concurrently, every_type, limiter, policy,
         remaining, with_manual_clock,
@@ -329,6 +330,44 @@ async fn token_of_uncharged_reservation_settles_to_overage() {
         let server = Server::start(engine);
         let (backend, _clock) = with_manual_clock(&server).await;
         settle_more_than_nothing(backend, &format!("{engine:?}")).await;
+    }
+}
+
+#[tokio::test]
+async fn token_with_overage_on_full_log_changes_nothing() {
+    const MAX_RECORDS: u64 = 1 << 20;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let mut admin = Admin::at(&server);
+        let limiter = limiter(backend, [policy("log", u32::MAX, HOUR), policy("other", 100, HOUR)]);
+        let token = token(&limiter, 10).await;
+        let log = admin.keys().into_iter().find(|key| key.ends_with("log")).unwrap();
+        let now = clock.now_micros();
+        // The oldest record leaves in a second.
+        let oldest = now - (HOUR - Duration::from_secs(1)).as_micros() as u64;
+        let instants: Vec<u64> = (0..MAX_RECORDS).map(|i| if i == 0 { oldest } else { now }).collect();
+        write_charges_of_one(&mut admin.0, &log, &instants);
+        let stored = |admin: &mut Admin| {
+            let keys = admin.keys();
+            keys.into_iter().map(|key| (admin.value_and_expiry(&key), key)).collect::<Vec<_>>()
+        };
+        let before = stored(&mut admin);
+        let used = || Costs::new().policy("log", 12).policy("other", 3);
+        for _ in 0..2 {
+            let settled = limiter.settle_token(&token, used()).await;
+            let is_full =
+                matches!(&settled, Err(TokenError::Backend(error)) if error.reason() == Reason::Full);
+            assert!(is_full, "{engine:?}: {settled:?}");
+            assert!(stored(&mut admin) == before, "{engine:?}: nothing has changed");
+        }
+        clock.advance(Duration::from_secs(1));
+        let settled = limiter.settle_token(&token, used()).await;
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{engine:?}: {settled:?}");
+        assert!(matches!(limiter.settle_token(&token, used()).await, Ok(Settled::Already)), "{engine:?}");
+        let decision = limiter.peek((alice(), 0)).await.unwrap();
+        let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+        assert_eq!(left, [u32::MAX - (MAX_RECORDS as u32 - 1) - 2, 97], "{engine:?}");
     }
 }
 
