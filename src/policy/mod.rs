@@ -978,6 +978,44 @@ mod tests {
     }
 
     #[test]
+    fn policy_in_flight_accepts_exactly_its_ranges() {
+        let exports = |quota| Policy::in_flight("exports", quota);
+        let nano = Duration::from_nanos(1);
+        let (milli, second, hour) =
+            (Duration::from_millis(1), Duration::from_secs(1), Duration::from_secs(3_600));
+        for quota in [1, 65_536] {
+            assert_eq!(exports(quota).unwrap().quota(), Some(quota));
+            let log = Policy::new("exports", quota, second).unwrap();
+            log.with_algorithm(exports(1).unwrap().algorithm()).unwrap();
+        }
+        let log = Policy::new("exports", 65_537, second).unwrap();
+        assert_eq!(
+            log.with_algorithm(exports(1).unwrap().algorithm()).unwrap_err().to_string(),
+            r#"policy "exports": quota 65537: it must be 1 to 65536 units in flight"#
+        );
+        let hold_time = |time| exports(1).unwrap().hold_time(time);
+        let retry_after = |time| exports(1).unwrap().retry_after(time);
+        for time in [second, hour] {
+            hold_time(time).unwrap();
+        }
+        for time in [milli, hour] {
+            retry_after(time).unwrap();
+        }
+        for (time, given) in [(second - nano, "999.999999ms"), (hour + nano, "3600.000000001s")] {
+            assert_eq!(
+                hold_time(time).unwrap_err().to_string(),
+                format!(r#"policy "exports": hold time {given}: it must be 1s to 3600s"#)
+            );
+        }
+        for (time, given) in [(milli - nano, "999.999µs"), (hour + nano, "3600.000000001s")] {
+            assert_eq!(
+                retry_after(time).unwrap_err().to_string(),
+                format!(r#"policy "exports": retry after {given}: it must be 1ms to 3600s"#)
+            );
+        }
+    }
+
+    #[test]
     fn impossible_bucket_error_names_value_and_range() {
         let error = |capacity, rate| Policy::token_bucket("api", capacity, rate).unwrap_err().to_string();
         for (rate, given) in [

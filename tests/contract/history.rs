@@ -99,6 +99,20 @@ impl History {
         self.steps.iter().all(|step| matches!(step.movement, Movement::By(0..) | Movement::ToEdge(_, 0..)))
     }
 
+    /// Returns this history with a clock that never goes back. So no check looks ahead at its waits.
+    pub fn into_forward(mut self) -> Self {
+        for step in &mut self.steps {
+            step.movement = match step.movement {
+                Movement::By(micros) => Movement::By(micros.abs()),
+                Movement::ToEdge(of, near) => Movement::ToEdge(of, near.abs()),
+            };
+            if let Action::Check { waits, .. } = &mut step.action {
+                *waits = false;
+            }
+        }
+        self
+    }
+
     /// Returns whether the settlement of a charge is that of a charge that had the smaller amount from the start. It is not in a
     /// token bucket. After a charge of the next bucket, later charges belong to it, whether it is settled to nothing or not.
     pub fn settles_in_past(&self) -> bool {

@@ -180,6 +180,26 @@ fn memory_keeps_key_exactly_until_reset_after() {
     }
 }
 
+/// A reload lowers the rate of a bucket, so that its units return later.
+#[test]
+fn memory_keeps_bucket_until_reset_after_of_lower_rate() {
+    for purpose in [Purpose::Charge, Purpose::Reserve] {
+        let (backend, clock) = bounded(1);
+        let backend = backend.when_full(WhenFull::Reject);
+        let [before, after] =
+            [3, 1].map(|rate| Policy::token_bucket("p", 100, Rate::per_second(rate)).unwrap());
+        let _ = run_check(&backend, check_of(0, &before, 6), purpose).unwrap();
+        let decision = run_check(&backend, check_of(0, &after, 1), purpose).unwrap();
+        let left = decision.statuses()[0].reset_after();
+        assert_eq!(left, Duration::from_secs(7), "{purpose:?}: seven units return at the lower rate");
+        clock.advance(left - Duration::from_micros(1));
+        let new_key = || run_check(&backend, check_of(1, &after, 1), Purpose::Charge);
+        assert_eq!(new_key().unwrap_err(), Reason::Full, "{purpose:?}: a unit is still missing");
+        clock.advance(Duration::from_micros(1));
+        assert!(new_key().unwrap().is_admitted(), "{purpose:?}: all units have returned");
+    }
+}
+
 #[test]
 fn peek_reports_key_bound_and_stores_nothing() {
     for policy in every_algorithm() {

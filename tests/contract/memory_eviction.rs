@@ -18,7 +18,11 @@ fn policy(name: &str, quota: u32) -> Policy {
 }
 
 fn every_algorithm() -> [Policy; 5] {
-    let with = |algorithm| policy("p", 10).with_algorithm(algorithm).unwrap();
+    every_algorithm_with_quota(10)
+}
+
+fn every_algorithm_with_quota(quota: u32) -> [Policy; 5] {
+    let with = |algorithm| policy("p", quota).with_algorithm(algorithm).unwrap();
     [
         with(Algorithm::SlidingLog),
         with(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) }),
@@ -500,6 +504,37 @@ fn shadow_charge_keeps_enforced_usage_from_eviction() {
     assert_eq!(charge(&backend, 2, &ten, 9), Ok(true), "the bound has room");
     assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full), "both keys are above half of their quota");
     assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)), "the enforced usage is kept");
+}
+
+/// The count of several charges has a form of its own, with a mark of its own.
+#[test]
+fn shadow_charge_keeps_several_enforced_charges_from_eviction() {
+    let backend = bounded(2);
+    let ten = policy("ten", 10);
+    for cost in [5, 4] {
+        assert_eq!(charge(&backend, 1, &ten, cost), Ok(true), "the bound has room");
+    }
+    assert!(
+        decide(&backend, Purpose::Charge, &[pair(1, &ten, 1).shadow()]).unwrap().is_admitted(),
+        "a shadow pair of a stored key needs no room"
+    );
+    assert_eq!(charge(&backend, 2, &ten, 9), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full), "both keys are above half of their quota");
+    assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)), "the enforced usage is kept");
+}
+
+/// After a reload, a key counts by the quota of its last charge.
+#[test]
+fn lower_quota_of_several_charges_keeps_key_from_eviction() {
+    for (ten, four) in every_algorithm().into_iter().zip(every_algorithm_with_quota(4)) {
+        let backend = bounded(1);
+        for _ in 0..3 {
+            assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "{ten:?}: the bound has room");
+        }
+        assert_eq!(charge(&backend, 0, &four, 1), Ok(true), "{ten:?}: the last unit of the lower quota");
+        assert_eq!(charge(&backend, 1, &ten, 1), Err(Reason::Full), "{ten:?}: the quota is used up");
+        assert_eq!((used(&backend, 0, &four), evicted(&backend)), (4, (0, 0)), "{ten:?}: the usage is kept");
+    }
 }
 
 /// The release of an evicted request would return the units of others.

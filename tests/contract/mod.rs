@@ -18,7 +18,11 @@ pub mod model;
 mod replay;
 mod token_bucket;
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    convert::identity,
+    time::Duration,
+};
 
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
@@ -50,8 +54,20 @@ fn check_invariants<B: Backend>(
     keys: impl Iterator<Item = TwoKeys>,
     backend: impl Fn(&ManualClock) -> B,
 ) {
+    check_changed_histories(cases, runtime, keys, identity, backend);
+}
+
+/// Checks the invariants on generated histories, each after a `change`. `backend` creates a backend with the clock of a history.
+fn check_changed_histories<B: Backend>(
+    cases: u32,
+    runtime: &Runtime,
+    keys: impl Iterator<Item = TwoKeys>,
+    change: impl Fn(History) -> History,
+    backend: impl Fn(&ManualClock) -> B,
+) {
     let keys = RefCell::new(keys);
     run_histories(cases, |history| {
+        let history = change(history);
         // Shrinking repeats a run. It must not find records of an earlier run.
         let keys = [(); 3].map(|()| keys.borrow_mut().next().expect("the sequence is endless"));
         let clock = ManualClock::new();
@@ -68,9 +84,18 @@ fn distinct_keys() -> impl Iterator<Item = TwoKeys> {
 fn memory_backend_upholds_invariants() {
     let runtime = Runtime::new().unwrap();
     // Clocks go back in these histories, so that an idle key may become active again.
-    let keep = std::time::Duration::from_secs(10 * 366 * 86_400);
+    let keep = Duration::from_secs(10 * 366 * 86_400);
     check_invariants(10_000, &runtime, distinct_keys(), |clock| {
         MemoryBackend::new().with_clock(clock).keep_idle_for(keep)
+    });
+}
+
+/// The backend removes a key as soon as it is idle. On a clock that never goes back, no decision shows this.
+#[test]
+fn memory_without_idle_keys_upholds_invariants() {
+    let runtime = Runtime::new().unwrap();
+    check_changed_histories(3_000, &runtime, distinct_keys(), History::into_forward, |clock| {
+        MemoryBackend::new().with_clock(clock).keep_idle_for(Duration::ZERO)
     });
 }
 

@@ -12,7 +12,8 @@ use tower_sliding_window::{
 };
 
 use super::{
-    Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, alice, check, on, policy, ten, user, wait, with_max_age,
+    Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, ZERO, alice, check, on, policy, ten, user, wait,
+    with_max_age,
 };
 
 const THREE_FAILURES: Breaker = Breaker::new(3, SECOND);
@@ -264,6 +265,25 @@ async fn admission_removes_known_denial() {
     assert!(check(&limiter, 1).await.is_admitted());
     remote.fail(Fault::Down);
     assert!(limiter.admit(alice()).await.unwrap().unchecked().is_some());
+}
+
+/// The store has admitted before it denied, and the reply to the denied check arrives first.
+#[tokio::test(start_paused = true)]
+async fn late_admission_keeps_newer_known_denial() {
+    let remote = Remote::new();
+    let limiter = on(remote.clone()).outage(OutageRule::FailOpen).build().unwrap();
+    remote.set_check_latency(ZERO, 50 * TICK);
+    let late = tokio::spawn(limiter.check((alice(), 10)));
+    yield_now().await;
+    remote.set_check_latency(ZERO, ZERO);
+    advance(TICK).await;
+    assert!(!check(&limiter, 1).await.is_admitted(), "all units are used");
+    assert!(!late.is_finished(), "the reply to the first check is on its way");
+    assert!(late.await.unwrap().unwrap().is_admitted());
+    advance(2 * SECOND).await;
+    remote.fail(Fault::Down);
+    let outcome = limiter.admit(alice()).await;
+    assert!(is_known(&outcome), "the denial is newer than the admission: {outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,8 @@
 //! The waits of hits: with many costs on one key, and after changes by other processes.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::TestRunner};
 use tokio::time::{Instant, advance};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, Policy, Wait,
@@ -259,11 +259,12 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Checks every hit against the store. A hit may be wrong for at most the maximum age after units were returned. The wait, but
-/// not the verdict, may be too long for eight more if the usage was above the quota.
-async fn run(algorithm: Algorithm, steps: &[Step]) {
+/// not the verdict, may be too long for eight more if the usage was above the quota. Returns the number of hits.
+async fn run(algorithm: Algorithm, steps: &[Step]) -> usize {
     let rig = Rig::new(policy("p", 12, 8 * SECOND).with_algorithm(algorithm).unwrap());
     let mut charges = Vec::new();
     let (mut returned, mut exceeded) = (None::<Instant>, None::<Instant>);
+    let mut hits = 0;
     for step in steps {
         let now = Instant::now();
         match *step {
@@ -273,6 +274,7 @@ async fn run(algorithm: Algorithm, steps: &[Step]) {
                 if !decision.is_cached() {
                     continue;
                 }
+                hits += 1;
                 let within = |at: Option<Instant>, time| at.is_some_and(|at| now - at <= time);
                 if !within(returned, SECOND) {
                     assert!(!truth.is_admitted(), "{decision:?} {truth:?}");
@@ -305,22 +307,34 @@ async fn run(algorithm: Algorithm, steps: &[Step]) {
             Step::Wait(millis) => advance(Duration::from_millis(millis)).await,
         }
     }
+    hits
 }
 
 const TOKENS: Algorithm = Algorithm::TokenBucket { rate: Rate::per_second(3) };
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
-    #[test]
-    fn repeated_waits_never_exceed_waits_of_store(steps in prop::collection::vec(step(), 1..300)) {
-        let buckets = Algorithm::SlidingBuckets { precision: SECOND };
-        let algorithms =
-            [Algorithm::SlidingLog, buckets, Algorithm::SlidingCounter, Algorithm::FixedWindow, TOKENS];
-        for algorithm in algorithms {
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-            runtime.block_on(run(algorithm, &steps));
+#[test]
+fn repeated_waits_never_exceed_waits_of_store() {
+    let buckets = Algorithm::SlidingBuckets { precision: SECOND };
+    let algorithms =
+        [Algorithm::SlidingLog, buckets, Algorithm::SlidingCounter, Algorithm::FixedWindow, TOKENS];
+    let hits = [(); 5].map(|()| Cell::new(0));
+    let config = ProptestConfig { cases: 256, ..ProptestConfig::with_source_file(file!()) };
+    let outcome = TestRunner::new(config).run(&prop::collection::vec(step(), 1..300), |steps| {
+        for (algorithm, hits) in algorithms.into_iter().zip(&hits) {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .start_paused(true)
+                .build()
+                .unwrap();
+            hits.set(hits.get() + runtime.block_on(run(algorithm, &steps)));
         }
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    for (algorithm, hits) in algorithms.into_iter().zip(&hits) {
+        println!("{algorithm:?}: {} hits", hits.get());
+        assert!(hits.get() >= 1_000, "{algorithm:?}: {} hits", hits.get());
     }
 }

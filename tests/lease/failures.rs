@@ -4,7 +4,10 @@ use tokio::{
     task::yield_now,
     time::{Instant, advance, sleep, timeout},
 };
-use tower_sliding_window::backend::{Purpose, Reason};
+use tower_sliding_window::{
+    PartitionKey,
+    backend::{Purpose, Reason},
+};
 
 use super::store::{Fault, Store};
 use super::{
@@ -26,6 +29,96 @@ async fn unanswered_request_leases_nothing_for_a_second() {
     assert_eq!(checks(&limiter, 20).await, 0);
     advance(SECOND).await;
     assert!(checks(&limiter, 20).await > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unanswered_request_leases_nothing_until_pause_ends() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    store.fail([Fault::Error(Reason::Connection)]);
+    limiter.check(alice()).await.unwrap_err();
+    for step in 1..=37 {
+        advance(27 * MILLISECOND).await;
+        assert_eq!(checks(&limiter, 2).await, 0, "{step} steps of 27 ms after the request");
+    }
+    advance(MILLISECOND).await;
+    assert!(checks(&limiter, 20).await > 0, "a second after the request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_loses_units_if_it_may_have_run() {
+    let mut losing = Vec::new();
+    for reason in Reason::ALL {
+        let store = Store::new();
+        let limiter = builder(&store, leased(1_000, 50)).breaker(None).build().unwrap();
+        checks(&limiter, 4).await;
+        next_bucket(&store).await;
+        store.take_asked();
+        store.fail([Fault::Error(*reason)]);
+        let given = limiter.check(alice()).await.unwrap_err().reason();
+        // The store answers other checks, so one without an answer means an overload.
+        assert_eq!(given, if *reason == Reason::Timeout { Reason::Overloaded } else { *reason });
+        let asked = store.take_asked();
+        let [(Purpose::Lease, units)] = asked[..] else { panic!("{reason:?}: {asked:?}") };
+        let lost = limiter.stats().leased_units_lost;
+        assert!(units > 0 && (lost == 0 || lost == u64::from(units)), "{reason:?}: {lost} of {units} units");
+        if lost > 0 {
+            losing.push(*reason);
+        }
+        assert_eq!(checks(&limiter, 20).await, 0, "{reason:?}: nothing is leased for a second");
+    }
+    let may_have_run =
+        [Reason::Timeout, Reason::Connection, Reason::BrokenReply, Reason::Overloaded, Reason::Other];
+    assert_eq!(losing, may_have_run);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_was_not_sent_loses_nothing() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).max_in_flight(1).build().unwrap();
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    store.take_asked();
+    store.fail([Fault::LostReply]);
+    let bob = tokio::spawn(limiter.check(PartitionKey::new("user", "bob")));
+    yield_now().await;
+    let error = limiter.check(alice()).await.unwrap_err();
+    assert_eq!((error.reason(), error.was_asked()), (Reason::Overloaded, false));
+    assert_eq!(store.take_asked(), [(Purpose::Charge, 0)], "the lease request of Alice is not sent");
+    assert_eq!(limiter.stats().leased_units_lost, 0);
+    bob.abort();
+}
+
+/// The pairs of a process that may be leased at once: 64 shards with 1,024 pairs each.
+#[tokio::test(start_paused = true)]
+async fn pairs_beyond_bound_are_not_leased() {
+    const BOUND: u32 = 64 * 1_024;
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    let check = async |user: u32| limiter.check(PartitionKey::new("user", user.to_string())).await.unwrap();
+    // So many that each shard has more than its share of the bound. None of them is idle for a second.
+    for _ in 0..2 {
+        for user in 0..BOUND / 2 * 3 {
+            assert!(check(user).await.is_admitted());
+        }
+        advance(600 * MILLISECOND).await;
+    }
+    for (others, may_lease) in [(BOUND * 2, false), (BOUND * 3, true)] {
+        let mut leased = 0;
+        for _ in 0..2 {
+            for user in others..others + 20 {
+                for _ in 0..4 {
+                    leased += u32::from(check(user).await.is_leased());
+                }
+            }
+            next_bucket(&store).await;
+        }
+        assert_eq!(leased > 0, may_lease, "{leased} leased units of 20 further pairs");
+        // All pairs are idle.
+        advance(2 * SECOND).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

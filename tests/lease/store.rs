@@ -62,6 +62,8 @@ pub enum Fault {
     None,
     /// It is not sent.
     Refused,
+    /// It runs, and its outcome is an error with this reason.
+    Error(Reason),
     /// It runs, and its reply is lost.
     LostReply,
 }
@@ -203,10 +205,11 @@ impl Backend for Store {
         pass(request).await;
         let decision = self.decide(check);
         pass(reply).await;
-        if fault == Fault::LostReply {
-            return pending().await;
+        match fault {
+            Fault::LostReply => pending().await,
+            Fault::Error(reason) => Err(BackendError::new(reason)),
+            Fault::None | Fault::Refused => decision,
         }
-        decision
     }
 
     fn changes_charges(&self) -> bool {

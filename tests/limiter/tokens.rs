@@ -1,7 +1,9 @@
 //! Reservations as tokens in the memory of this process.
 
+use std::time::Duration;
+
 use tower_sliding_window::{
-    Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
+    Costs, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
     backend::Reason,
     outage::Share,
     policy::Rate,
@@ -61,6 +63,40 @@ fn memory_remembers_as_many_tokens_as_keys() {
     clock.advance(MINUTE);
     assert!(matches!(now(limiter.settle_token(&tokens[0], 0)), Ok(Settled::Expired)));
     token(&limiter, 1).expect("expired tokens make room");
+}
+
+#[test]
+fn overage_of_token_on_full_log_changes_nothing() {
+    const MAX_RECORDS: u32 = 1 << 20;
+    let clock = ManualClock::new();
+    let memory = MemoryBackend::new().with_clock(&clock);
+    let builder = Limiter::builder(memory).policy(policy("log", u32::MAX)).policy(policy("other", 100));
+    let limiter = builder.build().unwrap();
+    let one = Costs::new().policy("log", 1).policy("other", 0);
+    let charge_one = || assert!(now(limiter.check((alice(), one.clone()))).unwrap().is_admitted());
+    charge_one();
+    clock.advance(Duration::from_secs(1));
+    let token = token(&limiter, 10).unwrap();
+    (2..MAX_RECORDS).for_each(|_| charge_one());
+    let remains = |log_used: u32, other_used: u32, what: &str| {
+        let decision = now(limiter.peek((alice(), 0))).unwrap();
+        let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+        assert_eq!(left, [u32::MAX - log_used, 100 - other_used], "{what}");
+    };
+    let used = Costs::new().policy("log", 12).policy("other", 3);
+    let settle = || now(limiter.settle_token(&token, used.clone()));
+    let all = MAX_RECORDS - 1 + 10;
+    for wait in [Duration::ZERO, MINUTE - Duration::from_secs(1) - Duration::from_micros(1)] {
+        clock.advance(wait);
+        let settled = settle();
+        let is_full = matches!(&settled, Err(TokenError::Backend(error)) if error.reason() == Reason::Full);
+        assert!(is_full, "{settled:?}");
+        remains(all, 10, "nothing has changed");
+    }
+    clock.advance(Duration::from_micros(1));
+    assert!(matches!(settle(), Ok(Settled::Done { .. })), "the oldest record has left");
+    assert!(matches!(settle(), Ok(Settled::Already)));
+    remains(all - 1 + 2, 3, "the overage is charged, and the rest is refunded");
 }
 
 #[test]

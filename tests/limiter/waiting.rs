@@ -337,6 +337,25 @@ async fn waiter_in_queue_gives_up_at_end_of_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn waiter_that_gives_up_states_time_of_units_ahead() {
+    let builder = Limiter::builder(FakeBackend::hanging()).deadline(MINUTE).policy(policy(10, SECOND));
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    journal.wait(&limiter, "head", 10, MINUTE).await;
+    journal.wait(&limiter, "ahead", 7, MINUTE).await;
+    let mut waiters = Vec::new();
+    // Each quota of the units up to those of the waiter itself, after the first one, takes a window.
+    for (cost, at_most, at_least) in [(3, 2, 1), (4, 3, 2), (10, 4, 2)] {
+        let task = journal.wait(&limiter, "waiter", cost, at_most * SECOND).await;
+        waiters.push((task, at_most * SECOND, at_least * SECOND));
+    }
+    for (task, at_most, at_least) in waiters {
+        assert_eq!(too_long(task.await.unwrap()), at_least, "{at_most:?}");
+        assert_eq!(journal.now(), at_most.as_millis() as u64, "it gives up at the end of its time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiter_asks_again_if_another_process_takes_its_units() {
     let backend = TimedBackend::new();
     let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend.clone(), 10));

@@ -181,20 +181,38 @@ impl Monitor {
         monitor
     }
 
-    /// Returns the commands that scripts have called since the last call of this function.
+    /// Returns the commands that scripts have called since the last call of this function or of `called_scripts`.
     pub fn script_calls(&mut self, admin: &mut Admin) -> Vec<ScriptCall> {
+        let lines = self.lines(admin).into_iter().filter(|line| line.contains(" lua] "));
+        let call = |line: String| {
+            let mut words = line.split('"').skip(1).step_by(2).map(str::to_owned);
+            ScriptCall { command: words.next().unwrap().to_uppercase(), key: words.next() }
+        };
+        lines.map(call).collect()
+    }
+
+    /// Returns the hashes of the scripts that clients have called since the last call of this function or of `script_calls`.
+    pub fn called_scripts(&mut self, admin: &mut Admin) -> Vec<String> {
+        let lines = self.lines(admin).into_iter();
+        let hash = |line: String| {
+            let mut words = line.split('"').skip(1).step_by(2);
+            words.next().filter(|word| word.eq_ignore_ascii_case("EVALSHA"))?;
+            words.next().map(str::to_owned)
+        };
+        lines.filter_map(hash).collect()
+    }
+
+    /// Returns the lines of all commands since the last call of this function.
+    fn lines(&mut self, admin: &mut Admin) -> Vec<String> {
         const END: &str = "end of monitor";
         admin.query::<String>(&["PING", END]);
-        let mut calls = Vec::new();
+        let mut lines = Vec::new();
         loop {
             let line = self.read_line();
             if line.contains(END) {
-                return calls;
+                return lines;
             }
-            if line.contains(" lua] ") {
-                let mut words = line.split('"').skip(1).step_by(2).map(str::to_owned);
-                calls.push(ScriptCall { command: words.next().unwrap().to_uppercase(), key: words.next() });
-            }
+            lines.push(line);
         }
     }
 

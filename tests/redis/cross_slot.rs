@@ -21,10 +21,11 @@ use tower_sliding_window::{
     header, limit,
     outage::{Breaker, BreakerState, DenyCacheConfig},
     redis::RedisServers,
+    settle::Settled,
 };
 
 use super::{
-    admin::Admin,
+    admin::{Admin, Monitor},
     proxy::relay,
     rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, concurrently, policy},
 };
@@ -93,6 +94,12 @@ async fn over_limit_client_causes_few_rollbacks() {
     let limiter = patient(&backend);
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let honest = keys_on("address", 1).nth(1).unwrap();
+    // A refund of a check in one slot shows the hash of the script that rolls back.
+    let (mut admin, mut monitor) = (Admin::at(&cluster.nodes[0]), Monitor::at(&cluster.nodes[0]));
+    let settled =
+        limiter.reserve([pair(&keys_on("route", 0).nth(1).unwrap(), &policy("route", 40, SECOND), 1)]);
+    assert!(matches!(settled.await.unwrap().settle(0).await, Settled::Done { .. }));
+    let refund = monitor.called_scripts(&mut admin).pop().unwrap();
     // The abuser may use 10 of the 40 units a second of the route; the honest client needs 15.
     let (of_route, of_address) = (policy("route", 40, SECOND), policy("address", 10, SECOND));
     let (of_both, many) = ((of_route.clone(), of_address.clone()), policy("address", 1_000, SECOND));
@@ -120,7 +127,7 @@ async fn over_limit_client_causes_few_rollbacks() {
     let mut pace = interval(SECOND / 15);
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut denied, mut asked) = (0, 0);
-    let refunds_before = evalsha(&cluster.nodes[0]);
+    monitor.called_scripts(&mut admin);
     let start = Instant::now();
     while start.elapsed() < 6 * SECOND {
         pace.tick().await;
@@ -129,14 +136,23 @@ async fn over_limit_client_causes_few_rollbacks() {
         asked += 1;
         denied += u32::from(!decision.is_admitted());
     }
-    let calls = evalsha(&cluster.nodes[0]) - refunds_before;
+    let (elapsed, calls) = (start.elapsed(), monitor.called_scripts(&mut admin));
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     let mut abuser = (0, 0);
     for task in abuse {
         let (admitted, sent) = task.await.unwrap();
         abuser = (abuser.0 + admitted, abuser.1 + sent);
     }
-    assert_eq!(denied, 0, "of {asked}; {calls} calls");
+    let rollbacks = calls.iter().filter(|script| **script == refund).count();
+    println!(
+        "{rollbacks} rollbacks in {elapsed:?}; {} calls; abuser: admitted and sent {abuser:?}",
+        calls.len()
+    );
+    assert_eq!(denied, 0, "of {asked}; {} calls", calls.len());
+    let (admitted, sent) = abuser;
+    assert!(admitted > 0 && sent > 100 * admitted, "the abuser is over its limit: {abuser:?}");
+    // The maximum age is a second by default.
+    assert!(rollbacks as f64 <= elapsed.as_secs_f64() + 1.0, "{rollbacks} rollbacks in {elapsed:?}");
 }
 
 /// As above: the wait of each denial is short, and one client asks for a moment after it, in turn.

@@ -12,6 +12,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
+    layout::write_charges_of_one,
     rig::{
         HOUR, LONG_DEADLINE, LONG_WINDOW, Random, alice, backend, concurrently, every_type, limiter, policy,
         remaining, with_manual_clock,
@@ -23,6 +24,14 @@ use crate::support::{
 };
 
 const SECRET: &str = "a secret of at least 32 bytes, or more";
+
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+/// The longest calendar year: 366 days, and an hour for a change of the clocks.
+const YEAR: Duration = Duration::from_secs((366 * 24 + 1) * 3_600);
+
+/// The begin of a leap year, in microseconds of Unix time. Each calendar window and each bucket of an hour begins here too.
+const LEAP_YEAR: u64 = 1_830_297_600_000_000;
 
 fn with_secret(server: &Server, secret: Option<&str>) -> RedisBackend {
     let builder = RedisBackend::builder(RedisServers::single(server.url()));
@@ -207,6 +216,158 @@ async fn tokens_settle_as_reservations_do() {
             }
             Admin::at(&server).query::<()>(&["FLUSHALL"]);
         }
+    }
+}
+
+/// Returns how long a token can be settled after a charge at the begin of a window and a bucket: as long as the charge may count.
+fn settles_for(policy: &Policy) -> Duration {
+    match policy.name() {
+        // A charge counts in the next window too.
+        "counter" | "tokens" => 2 * HOUR,
+        // A bucket counts from its end.
+        "buckets" => HOUR + HOUR / 8,
+        "period" => YEAR,
+        _ => HOUR,
+    }
+}
+
+/// Settles a token of each type one microsecond before it expires, and at the instant at which it expires.
+async fn settles_until_it_expires(backend: impl Backend + Clone, clock: &ManualClock, what: &str) {
+    for policy in every_type(100, HOUR) {
+        let (name, time) = (policy.name().to_owned(), settles_for(&policy));
+        let limiter = limiter(backend.clone(), [policy]);
+        for expires in [false, true] {
+            let what = format!("{what}, {name}, expires: {expires}");
+            limiter.reset(alice()).await.unwrap();
+            clock.set_micros(LEAP_YEAR);
+            let token = token(&limiter, 10).await;
+            if name == "tokens" {
+                // The units of a bucket return in their order, so those of the token remain the longest below others.
+                let _ = limiter.debit((alice(), 190)).await.unwrap();
+            }
+            clock.advance(time - if expires { Duration::ZERO } else { MICROSECOND });
+            let before = remaining(&limiter).await;
+            let settled = limiter.settle_token(&token, 0).await.unwrap();
+            assert_eq!(matches!(settled, Settled::Expired), expires, "{what}: {settled:?}");
+            assert_eq!(matches!(settled, Settled::Done { .. }), !expires, "{what}: {settled:?}");
+            // The longest year lasts an hour longer than this one.
+            let is_left = expires || name == "period";
+            assert_eq!(before == 100, is_left, "{what}: the charge counts: {before}");
+            assert_eq!(remaining(&limiter).await, 100, "{what}");
+            if expires {
+                let settled = limiter.settle_token(&token, 30).await.unwrap();
+                assert!(matches!(settled, Settled::Expired), "{what}: {settled:?}");
+                assert_eq!(remaining(&limiter).await, 100, "{what}: no overage of an expired token");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn token_settles_exactly_until_its_charge_has_left() {
+    let clock = ManualClock::new();
+    settles_until_it_expires(MemoryBackend::new().with_clock(&clock), &clock, "memory").await;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        settles_until_it_expires(backend, &clock, &format!("{engine:?}")).await;
+    }
+}
+
+/// A second settlement has no effect until the window of the charge has passed. So the store must not forget the first one.
+#[tokio::test]
+async fn store_remembers_settled_token_until_charge_has_left() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let backend = backend(&server).await;
+        for policy in every_type(100, HOUR) {
+            admin.query::<()>(&["FLUSHALL"]);
+            let (name, time) = (policy.name().to_owned(), settles_for(&policy));
+            let limiter = limiter(backend.clone(), [policy]);
+            let reservation = limiter.reserve((alice(), 10)).await.unwrap();
+            let charged_at = Duration::from_micros(reservation.decision().unwrap().at_micros());
+            let token = reservation.into_token().unwrap();
+            assert!(matches!(limiter.settle_token(&token, 3).await, Ok(Settled::Done { .. })));
+            let keys: Vec<String> = admin.keys().into_iter().filter(|key| key.contains("}!")).collect();
+            let [key] = &keys[..] else { panic!("{engine:?}, {name}: {keys:?}") };
+            let expires_at = Duration::from_millis(admin.expires_at(key).try_into().unwrap());
+            let second = Duration::from_secs(1);
+            // The charge is somewhere in its bucket.
+            let earlier = if name == "buckets" { HOUR / 8 } else { Duration::ZERO };
+            let valid = charged_at + time - earlier - second..=charged_at + time + second;
+            assert!(valid.contains(&expires_at), "{engine:?}, {name}: {expires_at:?}, not {valid:?}");
+        }
+    }
+}
+
+/// Settles the tokens of reservations that have charged nothing to a policy, and more than that was used.
+async fn settle_more_than_nothing(backend: impl Backend + Clone, what: &str) {
+    for policy in every_type(100, HOUR) {
+        let name = policy.name().to_owned();
+        let limiter = limiter(backend.clone(), [policy, self::policy("charged", 100, HOUR)]);
+        for (cost, others) in [(0, 0), (0, 10), (10, 0)] {
+            limiter.reset(alice()).await.unwrap();
+            let costs = Costs::new().policy(name.clone(), cost).policy("charged", others);
+            let token = limiter.reserve((alice(), costs)).await.unwrap().into_token().unwrap();
+            let what = format!("{what}, {name}, {cost} and {others} units");
+            let settled = limiter.settle_token(&token, 5).await.unwrap();
+            assert!(matches!(settled, Settled::Done { .. }), "{what}: {settled:?}");
+            let settled = limiter.settle_token(&token, 50).await.unwrap();
+            assert!(matches!(settled, Settled::Already), "{what}: {settled:?}");
+            let decision = limiter.peek((alice(), 0)).await.unwrap();
+            let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+            assert_eq!(left, [95, 95], "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn token_of_uncharged_reservation_settles_to_overage() {
+    let clock = ManualClock::new();
+    settle_more_than_nothing(MemoryBackend::new().with_clock(&clock), "memory").await;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, _clock) = with_manual_clock(&server).await;
+        settle_more_than_nothing(backend, &format!("{engine:?}")).await;
+    }
+}
+
+#[tokio::test]
+async fn token_with_overage_on_full_log_changes_nothing() {
+    const MAX_RECORDS: u64 = 1 << 20;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let mut admin = Admin::at(&server);
+        let limiter = limiter(backend, [policy("log", u32::MAX, HOUR), policy("other", 100, HOUR)]);
+        let token = token(&limiter, 10).await;
+        let log = admin.keys().into_iter().find(|key| key.ends_with("log")).unwrap();
+        let now = clock.now_micros();
+        // The oldest record leaves in a second.
+        let oldest = now - (HOUR - Duration::from_secs(1)).as_micros() as u64;
+        let instants: Vec<u64> = (0..MAX_RECORDS).map(|i| if i == 0 { oldest } else { now }).collect();
+        write_charges_of_one(&mut admin.0, &log, &instants);
+        let stored = |admin: &mut Admin| {
+            let keys = admin.keys();
+            keys.into_iter().map(|key| (admin.value_and_expiry(&key), key)).collect::<Vec<_>>()
+        };
+        let before = stored(&mut admin);
+        let used = || Costs::new().policy("log", 12).policy("other", 3);
+        for _ in 0..2 {
+            let settled = limiter.settle_token(&token, used()).await;
+            let is_full =
+                matches!(&settled, Err(TokenError::Backend(error)) if error.reason() == Reason::Full);
+            assert!(is_full, "{engine:?}: {settled:?}");
+            assert!(stored(&mut admin) == before, "{engine:?}: nothing has changed");
+        }
+        clock.advance(Duration::from_secs(1));
+        let settled = limiter.settle_token(&token, used()).await;
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{engine:?}: {settled:?}");
+        assert!(matches!(limiter.settle_token(&token, used()).await, Ok(Settled::Already)), "{engine:?}");
+        let decision = limiter.peek((alice(), 0)).await.unwrap();
+        let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+        assert_eq!(left, [u32::MAX - (MAX_RECORDS as u32 - 1) - 2, 97], "{engine:?}");
     }
 }
 

@@ -2,9 +2,16 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Policy, Wait, backend::Purpose};
+use tower_sliding_window::{
+    Algorithm, Policy, Wait,
+    backend::Purpose,
+    policy::{Period, Zone},
+};
 
 use super::{PRECISION, WINDOW, edges, every_policy, micros, wait_of};
+
+/// In microseconds.
+const DAY: u64 = 86_400_000_000;
 
 const YEAR: Duration = Duration::from_secs(366 * 86_400);
 
@@ -162,5 +169,37 @@ edges! {
         let wait = bench.check(&[("a", &counter, 1)]).retry_after();
         assert_eq!(wait, wait_of(WINDOW + WINDOW / 2 + 1), "the wait lasts until less than half of the units count");
         bench.assert_exact_wait("a", &counter, 1);
+    }
+
+    fixed_window_and_calendar_period_saturate_usage: |bench| {
+        let [_, _, _, fixed, _] = every_policy("most", u32::MAX);
+        let daily = Policy::calendar_period("most", u32::MAX, Period::Day, Zone::utc()).unwrap();
+        for (most, length) in [(fixed, WINDOW), (daily, DAY)] {
+            bench.move_clock_to_edge(length, 0);
+            let mut debits = Vec::new();
+            for charge in 0..300 {
+                let purpose = if charge < 2 { Purpose::Debit } else { Purpose::Overage };
+                let check = bench.build_check(&[("a", &most, u32::MAX)]).with_purpose(purpose);
+                let decision = bench.run_check(&check);
+                assert_eq!(
+                    (decision.is_admitted(), decision.statuses()[0].remaining()), (true, 0),
+                    "{most:?}, charge {charge}: an overage is always admitted, and nothing remains"
+                );
+                if charge < 2 {
+                    debits.push((check, decision.receipts().to_vec()));
+                }
+                assert_eq!(
+                    bench.check(&[("a", &most, 1)]).retry_after(), wait_of(length),
+                    "{most:?}, charge {charge}: the wait lasts until the end of the window"
+                );
+            }
+            // 2^33 - 1 units count, which are one more than those of the two debits.
+            bench.settle(&debits[0], &[0]);
+            assert!(!bench.admits("a", &most, 1), "{most:?}: one quota and one unit count");
+            bench.settle(&debits[1], &[0]);
+            assert_eq!(bench.used("a", &most), 1, "{most:?}");
+            assert!(!bench.admits("a", &most, u32::MAX), "{most:?}");
+            bench.assert_exact_wait("a", &most, u32::MAX);
+        }
     }
 }
