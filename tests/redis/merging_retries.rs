@@ -34,7 +34,7 @@ use crate::support::{
 };
 
 /// Starts a server in cluster mode that has all slots.
-async fn one_node_cluster(engine: Engine) -> Server {
+pub async fn one_node_cluster(engine: Engine) -> Server {
     let server = Server::with_options(engine, &OPTIONS);
     let slots: Vec<u16> = (0..16_384).collect();
     cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut server.connection()).unwrap();

@@ -22,6 +22,7 @@ mod deny_cache;
 mod eviction;
 mod failover;
 mod foreign_value;
+mod in_flight_cluster;
 mod in_flight_lifetime;
 mod in_flight_processes;
 mod isolation;
