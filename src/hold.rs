@@ -53,7 +53,7 @@ struct OwnedUnits<F>(F);
 
 impl Hold {
     /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
-    /// clone is dropped. Then the requests of this process that wait for the units are woken.
+    /// clone is dropped. When it returns, the units must be released: the requests of this process that wait for them are woken then.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self(Arc::new(OnRelease { release: Some(release), then: OnceLock::new() }))
     }

@@ -17,7 +17,8 @@ use crate::{error::ConfigError, head::Head, pattern::Pattern};
 ///
 /// **The path is compared as the client has written it**, as the router of axum does: `/%66iles/big` is not `/files/big`. A service
 /// that decodes or normalizes paths takes both for one: a file server such as `ServeDir`, `NormalizePath` inside this layer, or a reverse
-/// proxy. **Over such a service, `otherwise` must be the largest cost.** Otherwise, a client pays less by another spelling.
+/// proxy. **Over such a service, `otherwise` must be the largest cost, and so must the cost of each route with a parameter, which may match
+/// the other spelling.** Otherwise, a client pays less by another spelling.
 ///
 /// ```
 /// use http::Method;
@@ -322,6 +323,14 @@ mod tests {
             |table: &RouteCosts| [Method::GET, Method::CONNECT].map(|method| cost(table, &method, "/ws"));
         assert_eq!(costs(&any.unwrap()), [5, 5].map(Costs::from));
         assert_eq!(costs(&get.unwrap()), [5, 1].map(Costs::from));
+    }
+
+    #[test]
+    fn route_with_parameter_matches_other_spelling() {
+        let costs = RouteCosts::new().route("/files/{*path}", 1).unwrap();
+        let costs = costs.route("/files/big", 100).unwrap().otherwise(100);
+        let of = |path| cost(&costs, &Method::GET, path);
+        assert_eq!(["/files/big", "/files/%62ig", "/%66iles/big"].map(of), [100, 1, 100].map(Costs::from));
     }
 
     #[test]

@@ -192,6 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn schedule_outside_runtime_does_not_end_late_task() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async { while !is_leased(&leases, &check).await {} });
+        assert_eq!(leases.timers.len(), 1);
+        // The runtime is busy for longer than it may be late.
+        thread::sleep(5 * SECOND / 2);
+        let pair = (check.pairs()[0].key.clone(), check.pairs()[0].policy.clone());
+        leases.schedule([(0, pair)]);
+        runtime.block_on(async { tokio::time::sleep(SECOND / 2).await });
+        assert_eq!(leases.timers.len(), 0, "the task still runs");
+    }
+
+    #[test]
     fn check_outside_runtime_waits_for_no_request() {
         let leases = leases(&Arc::default());
         let check = hot();

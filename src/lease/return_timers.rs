@@ -91,7 +91,7 @@ impl ReturnTimers {
         }
     }
 
-    /// Records that this task does not run: it has ended with its runtime, or there is no runtime. The next lease starts one.
+    /// Records that this task does not run: it has ended, or its runtime has. The next lease starts one.
     pub(super) fn abandon(&self, task: u64) {
         let mut state = self.state.lock();
         if task == state.task {

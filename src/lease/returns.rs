@@ -23,10 +23,10 @@ impl Leases {
         for (at, pair) in timers {
             self.timers.add(at, pair);
         }
-        let Some(number) = self.timers.start(self.clock.now()) else { return };
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(Task { leases: self.clone(), number }.run())),
-            Err(_) => self.timers.abandon(number),
+        // Only a task takes the place of another one.
+        let Ok(runtime) = Handle::try_current() else { return };
+        if let Some(number) = self.timers.start(self.clock.now()) {
+            drop(runtime.spawn(Task { leases: self.clone(), number }.run()));
         }
     }
 }
