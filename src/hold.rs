@@ -1,9 +1,8 @@
 //! The units of policies in flight that an admission holds.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::{fmt, sync::Arc};
+
+use crate::lock::Lock;
 
 /// The units that a request holds under policies [in flight](crate::Policy::in_flight). Dropping the last clone releases them.
 ///
@@ -36,16 +35,16 @@ trait UnitsOwner: Send + Sync {
     fn was_interrupted(&self) -> bool;
 
     /// Returns the place of what it does after it has released the units. `None` if it does this itself.
-    fn after_release(&self) -> Option<&OnceLock<AfterRelease>>;
+    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>>;
 }
 
 /// Wakes the requests that wait for the units.
-type AfterRelease = Box<dyn Fn() + Send + Sync>;
+type AfterRelease = Box<dyn FnOnce() + Send + Sync>;
 
 /// Calls a function when it is dropped.
 struct OnRelease<F: FnOnce()> {
     release: Option<F>,
-    then: OnceLock<AfterRelease>,
+    then: Lock<Option<AfterRelease>>,
 }
 
 /// Units that a closure owns.
@@ -55,7 +54,7 @@ impl Hold {
     /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
     /// clone is dropped. When it returns, the units must be released: the requests of this process that wait for them are woken then.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self(Arc::new(OnRelease { release: Some(release), then: OnceLock::new() }))
+        Self(Arc::new(OnRelease { release: Some(release), then: Lock::default() }))
     }
 
     /// Creates the hold of units that a closure owns, whose owner wakes the requests that wait for them. The closure returns whether the
@@ -64,10 +63,10 @@ impl Hold {
         Self(Arc::new(OwnedUnits(was_interrupted)))
     }
 
-    /// States what wakes the requests that wait for the units, unless their owner wakes them.
-    pub(crate) fn wake_on_release<W: Fn() + Send + Sync + 'static>(&self, wake: impl FnOnce() -> W) {
+    /// States what wakes the requests that wait for the units, unless their owner wakes them. The last statement counts.
+    pub(crate) fn wake_on_release<W: FnOnce() + Send + Sync + 'static>(&self, wake: impl FnOnce() -> W) {
         if let Some(place) = self.0.after_release() {
-            place.get_or_init(|| Box::new(wake()));
+            *place.lock() = Some(Box::new(wake()));
         }
     }
 
@@ -86,7 +85,7 @@ impl<F: FnOnce() + Send + Sync> UnitsOwner for OnRelease<F> {
         false
     }
 
-    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
+    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>> {
         Some(&self.then)
     }
 }
@@ -96,7 +95,8 @@ impl<F: FnOnce()> Drop for OnRelease<F> {
         if let Some(release) = self.release.take() {
             release();
         }
-        if let Some(wake) = self.then.get() {
+        let wake = self.then.lock().take();
+        if let Some(wake) = wake {
             wake();
         }
     }
@@ -107,7 +107,7 @@ impl<F: Fn() -> bool + Send + Sync> UnitsOwner for OwnedUnits<F> {
         (self.0)()
     }
 
-    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
+    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>> {
         None
     }
 }

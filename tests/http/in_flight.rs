@@ -305,6 +305,35 @@ async fn release_of_any_backend_wakes_waiting_request() {
     assert_eq!(start.elapsed().as_secs(), 1);
 }
 
+/// The deadline drops a check whose units are held already.
+#[tokio::test(start_paused = true)]
+async fn dropped_check_of_backend_around_memory_wakes_waiting_request() {
+    struct FirstHangs(MemoryBackend, AtomicUsize);
+    impl Backend for FirstHangs {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            let decision = self.0.check(check).await;
+            if self.1.fetch_add(1, Ordering::SeqCst) == 0 {
+                pending::<()>().await;
+            }
+            decision
+        }
+        fn holds_units(&self) -> bool {
+            true
+        }
+    }
+    let exports = exports(1).retry_after(3_600 * SECOND).unwrap();
+    let backend = FirstHangs(MemoryBackend::new(), AtomicUsize::new(0));
+    let limiter = Limiter::builder(backend).policy(exports).deadline(SECOND).build().unwrap();
+    let alice = || PartitionKey::new("user", "alice");
+    let start = tokio::time::Instant::now();
+    let dropped = tokio::spawn(limiter.check(alice()));
+    tokio::task::yield_now().await;
+    let waiting = tokio::spawn(limiter.wait(alice(), 7_200 * SECOND));
+    assert!(dropped.await.unwrap().is_err());
+    assert!(waiting.await.unwrap().is_ok());
+    assert_eq!(start.elapsed().as_secs(), 1);
+}
+
 /// Tiers may have times of their own, and a reload may change them.
 #[tokio::test(start_paused = true)]
 async fn release_wakes_request_of_policy_with_other_times() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::state::MemoryState;
 use crate::{
-    check::{Check, Receipt, Refund},
+    check::{Check, Receipt, Refund, ReleasedPairs},
     decision::Decision,
     hold::Hold,
 };
@@ -21,8 +21,12 @@ impl MemoryState {
         if refund.pairs().is_empty() {
             return decision;
         }
-        decision.with_hold(Hold::new(move || {
+        let released = ReleasedPairs::new(check.scope(), decision.held_pairs(check).map(|(_, pair, _)| pair));
+        let hold = Hold::new(move || {
             state.refund(&refund);
-        }))
+        });
+        // A backend around this one may drop the decision before a limiter has it.
+        hold.wake_on_release(|| move || released.wake());
+        decision.with_hold(hold)
     }
 }
