@@ -79,6 +79,9 @@ impl ReturnTimers {
     pub(super) fn next(&self, task: u64, now: LocalMicros) -> Next {
         let mut state = self.state.lock();
         if task != state.task {
+            drop(state);
+            // It may have taken the notification of the other task.
+            self.earlier.notify_one();
             return Next::None;
         }
         match state.timers.first_entry() {
