@@ -15,9 +15,9 @@ local function change(numbers, key, changes)
   local hold_time, renews, surplus, releases = parse(CHANGES_FORMAT, changes)
   local _, latest, own, own_end, own_offset, value, step = read_holders(key, hold_time, id, id_high, now, READER)
   local units, offset = math.max(0, (own or 0) - surplus), CHANGES_SIZE + 1
-  -- It extends nothing. After it, a server without memory permits the other writes. The stored entry ends later by `step`.
+  -- It extends no entry. After it, a server without memory permits the other writes. The stored entry ends later by `step`.
   if own and releases > 0 then
-    call('PEXPIRE', numbers, math.ceil((own_end + step - now) * ENTRIES_LIFETIME / 1000) + extra_ttl)
+    call('PEXPIRE', numbers, math.ceil((own_end + step - now) * HELD_LIFETIME / 1000) + extra_ttl)
   end
   for _ = 1, releases do
     local index, number = parse(RELEASE_FORMAT, changes, offset)

@@ -196,8 +196,8 @@ HOLDER_FORMAT = '<I6I2I7I4'
 CLOCK_AND_HOLDER_FORMAT = '<I8I6I2I7I4'
 HOLDER_UNITS_OFFSET = 15
 HOLDER_SIZE = 19
--- Time to live of the entries, in times of what the latest of them has left.
-ENTRIES_LIFETIME = (4 / 3)
+-- Time to live of the entries, in times of what the latest of them has left; after a release also that of the numbers.
+HELD_LIFETIME = (4 / 3)
 -- The value of the numbers of a holder: at each index, a number and its units, or no number.
 NUMBER_FORMAT = '<I4I4'
 NUMBER_SIZE = 8

@@ -15,5 +15,5 @@ return function(key, HOLDERS, HOLDER, now, extra_ttl)
     end
   end
   local left = math.max(latest, own_end) - now
-  redis.call('SET', key, table.concat(entries), 'PX', math.ceil(left * ENTRIES_LIFETIME / 1000) + extra_ttl)
+  redis.call('SET', key, table.concat(entries), 'PX', math.ceil(left * HELD_LIFETIME / 1000) + extra_ttl)
 end

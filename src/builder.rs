@@ -505,8 +505,8 @@ impl Builder {
     }
 
     /// Adds `retry-after-ms` to every denial that has `Retry-After`: the same wait in milliseconds, rounded up. The clients of OpenAI
-    /// and Anthropic prefer it, so they wait up to a second less. It has no standard. By default, no response has it. A script in the browser reads it only if
-    /// [CORS exposes it](crate::guide::proxies#cors-preflight-requests-and-429-in-the-browser).
+    /// and Anthropic prefer it, so they wait up to a second less. It has no standard. By default, no response has it. A script in the
+    /// browser reads it only if [CORS exposes it](crate::guide::proxies#cors-preflight-requests-and-429-in-the-browser).
     ///
     /// If an answer has [fields of its own](Answer::fields), this replaces them by those of the [`dialect`](Self::dialect).
     pub fn retry_after_ms(self) -> Self {
