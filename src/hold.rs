@@ -59,6 +59,10 @@ impl Hold {
 
     /// Creates the hold of units that a closure owns, whose owner wakes the requests that wait for them. The closure returns whether the
     /// store may not have held them all the time.
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "only Redis releases units in the background")
+    )]
     pub(crate) fn from_units(was_interrupted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(OwnedUnits(was_interrupted)))
     }
