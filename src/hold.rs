@@ -1,8 +1,9 @@
 //! The units of policies in flight that an admission holds.
 
-use std::{fmt, sync::Arc};
-
-use crate::lock::Lock;
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 /// The units that a request holds under policies [in flight](crate::Policy::in_flight). Dropping the last clone releases them.
 ///
@@ -35,7 +36,7 @@ trait UnitsOwner: Send + Sync {
     fn was_interrupted(&self) -> bool;
 
     /// Returns the place of what it does after it has released the units. `None` if it does this itself.
-    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>>;
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>>;
 }
 
 /// Wakes the requests that wait for the units.
@@ -44,7 +45,8 @@ type AfterRelease = Box<dyn FnOnce() + Send + Sync>;
 /// Calls a function when it is dropped.
 struct OnRelease<F: FnOnce()> {
     release: Option<F>,
-    then: Lock<Option<AfterRelease>>,
+    /// What it calls then. `None` if `release` wakes the requests that wait for the units.
+    then: Option<OnceLock<AfterRelease>>,
 }
 
 /// Units that a closure owns.
@@ -54,7 +56,12 @@ impl Hold {
     /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
     /// clone is dropped. When it returns, the units must be released: the requests of this process that wait for them are woken then.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        Self(Arc::new(OnRelease { release: Some(release), then: Lock::default() }))
+        Self(Arc::new(OnRelease { release: Some(release), then: Some(OnceLock::new()) }))
+    }
+
+    /// Creates the hold of an admission whose `release` also wakes the requests that wait for the units.
+    pub(crate) fn waking(release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(OnRelease { release: Some(release), then: None }))
     }
 
     /// Creates the hold of units that a closure owns, whose owner wakes the requests that wait for them. The closure returns whether the
@@ -67,10 +74,10 @@ impl Hold {
         Self(Arc::new(OwnedUnits(was_interrupted)))
     }
 
-    /// States what wakes the requests that wait for the units, unless their owner wakes them. The last statement counts.
+    /// States what wakes the requests that wait for the units, unless their owner wakes them. The first statement counts.
     pub(crate) fn wake_on_release<W: FnOnce() + Send + Sync + 'static>(&self, wake: impl FnOnce() -> W) {
         if let Some(place) = self.0.after_release() {
-            *place.lock() = Some(Box::new(wake()));
+            place.get_or_init(|| Box::new(wake()));
         }
     }
 
@@ -89,8 +96,8 @@ impl<F: FnOnce() + Send + Sync> UnitsOwner for OnRelease<F> {
         false
     }
 
-    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>> {
-        Some(&self.then)
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
+        self.then.as_ref()
     }
 }
 
@@ -99,8 +106,7 @@ impl<F: FnOnce()> Drop for OnRelease<F> {
         if let Some(release) = self.release.take() {
             release();
         }
-        let wake = self.then.lock().take();
-        if let Some(wake) = wake {
+        if let Some(wake) = self.then.take().and_then(OnceLock::into_inner) {
             wake();
         }
     }
@@ -111,7 +117,7 @@ impl<F: Fn() -> bool + Send + Sync> UnitsOwner for OwnedUnits<F> {
         (self.0)()
     }
 
-    fn after_release(&self) -> Option<&Lock<Option<AfterRelease>>> {
+    fn after_release(&self) -> Option<&OnceLock<AfterRelease>> {
         None
     }
 }

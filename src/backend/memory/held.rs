@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::state::MemoryState;
 use crate::{
-    check::{Check, Receipt, Refund, ReleasedPairs},
+    check::{Check, Receipt, Refund},
     decision::Decision,
     hold::Hold,
 };
@@ -21,12 +21,12 @@ impl MemoryState {
         if refund.pairs().is_empty() {
             return decision;
         }
-        let released = ReleasedPairs::new(check.scope(), decision.held_pairs(check).map(|(_, pair, _)| pair));
-        let hold = Hold::new(move || {
+        decision.with_hold(Hold::waking(move || {
             state.refund(&refund);
-        });
-        // A backend around this one may drop the decision before a limiter has it.
-        hold.wake_on_release(|| move || released.wake());
-        decision.with_hold(hold)
+            // Also if a backend around this one drops the decision before a limiter has it.
+            for pair in refund.pairs() {
+                refund.scope().released(&pair.key, &pair.policy);
+            }
+        }))
     }
 }
