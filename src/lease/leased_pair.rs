@@ -19,6 +19,9 @@ const SHARE: u32 = 8;
 /// How long nothing is leased after a lease request without an answer, and at most after an answer that came too late.
 const PAUSE: LocalMicros = 1_000_000;
 
+/// A lease request without an answer for this time may be of a runtime that does not run. Then another one replaces it.
+const STUCK: LocalMicros = 1_000_000;
+
 /// A lease is returned if nothing was granted from it for this time.
 const IDLE: LocalMicros = 1_000_000;
 
@@ -43,17 +46,24 @@ pub(super) struct LeasedPair {
     took: LocalMicros,
     /// The store's remaining quota, as last stated.
     remaining: u32,
-    /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
-    ends: u64,
-    /// The lease request in flight, and its begin. Dropping it wakes the checks that wait for its end. The value is whether its answer
-    /// came too late.
-    request: Option<(watch::Sender<bool>, LocalMicros)>,
+    /// The lease request in flight. The answer to any other one begins no lease.
+    request: Option<Asked>,
     /// The number of successive answers that came after the end of their bucket.
     pub(super) late: u32,
     /// Whether the task that returns units looks at this pair later.
     is_scheduled: bool,
     paused_until: LocalMicros,
     last_use: LocalMicros,
+}
+
+/// A lease request in flight.
+pub(super) struct Asked {
+    number: u64,
+    begun: LocalMicros,
+    /// Whether the lease was ended since the request, so that its answer must not begin one.
+    is_void: bool,
+    /// Dropping it wakes the checks that wait for the end of the request. The value is whether its answer came too late.
+    pub(super) ended: watch::Sender<bool>,
 }
 
 /// The units that this process was granted, by itself and by the store.
@@ -126,7 +136,6 @@ impl LeasedPair {
             low: 0,
             took: 0,
             remaining: 0,
-            ends: 0,
             request: None,
             late: 0,
             is_scheduled: false,
@@ -172,7 +181,7 @@ impl LeasedPair {
     /// Returns whether units of the next bucket are due.
     #[inline]
     fn asks_ahead(&self, policy: &Policy, now: LocalMicros) -> bool {
-        (now >= self.ahead_at || self.units() < self.low) && self.request.is_none() && is_ahead(policy)
+        (now >= self.ahead_at || self.units() < self.low) && !self.is_asking(now) && is_ahead(policy)
     }
 
     /// Returns whether the lease has room for a cost.
@@ -219,9 +228,7 @@ impl LeasedPair {
 
     /// Returns these units, or as many as may be leased of them. `None` if nothing may be leased.
     fn at_most(&self, units: u32, policy: &Policy, now: LocalMicros) -> Option<u32> {
-        if self.request.is_some()
-            || now < self.paused_until
-            || policy.quota_units() != self.policy.quota_units()
+        if self.is_asking(now) || now < self.paused_until || policy.quota_units() != self.policy.quota_units()
         {
             return None;
         }
@@ -229,16 +236,22 @@ impl LeasedPair {
         Some(units.min(self.remaining / SHARE).min(bound.saturating_sub(held)))
     }
 
-    /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
-    pub(super) fn begin_request(&mut self, now: LocalMicros) -> u64 {
-        self.request = Some((watch::Sender::new(false), now));
-        self.ends
+    /// Returns whether a lease request is in flight that began less than [`STUCK`] ago.
+    fn is_asking(&self, now: LocalMicros) -> bool {
+        self.request.as_ref().is_some_and(|asked| now < asked.begun + STUCK)
+    }
+
+    /// Starts the lease request of this number. Returns the one that it replaces because it is stuck.
+    #[must_use]
+    pub(super) fn begin_request(&mut self, number: u64, now: LocalMicros) -> Option<Asked> {
+        let ended = watch::Sender::new(false);
+        self.request.replace(Asked { number, begun: now, is_void: false, ended })
     }
 
     /// Returns what ends with the lease request in flight, if it began at this instant or later.
     pub(super) fn request_since(&self, earliest: LocalMicros) -> Option<watch::Receiver<bool>> {
-        let (ended, _) = self.request.as_ref().filter(|(_, begun)| *begun >= earliest)?;
-        Some(ended.subscribe())
+        let asked = self.request.as_ref().filter(|asked| asked.begun >= earliest)?;
+        Some(asked.ended.subscribe())
     }
 
     /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
@@ -262,10 +275,11 @@ impl LeasedPair {
         }
     }
 
-    /// Ends a lease request. Dropping the returned value wakes the checks that wait for it.
+    /// Ends the lease request of this number. `None` if another one has replaced it. Dropping the returned value wakes the checks that
+    /// wait for it.
     #[must_use]
-    pub(super) fn end_request(&mut self) -> Option<watch::Sender<bool>> {
-        self.request.take().map(|(ended, _)| ended)
+    pub(super) fn end_request(&mut self, number: u64) -> Option<Asked> {
+        self.request.take_if(|asked| asked.number == number)
     }
 
     /// Leases nothing for a while, after a lease request without a valid answer.
@@ -273,9 +287,9 @@ impl LeasedPair {
         self.paused_until = now + PAUSE;
     }
 
-    /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
-    /// has ended. Returns units to return, if there are any.
-    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Vec<RefundPair> {
+    /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, another request has
+    /// replaced it, or the bucket has ended. Returns units to return, if there are any.
+    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, asked: Option<&Asked>) -> Vec<RefundPair> {
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, !answer.is_ahead, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
@@ -297,7 +311,7 @@ impl LeasedPair {
             Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
         let (key, units, lowest) = (answer.key.clone(), answer.units, answer.status.remaining());
         let new = HeldUnits { key, receipt, units, until, store, lowest };
-        if is_over || self.ends != ends {
+        if is_over || asked.is_none_or(|asked| asked.is_void) {
             leftovers.extend(self.leftover(new));
             return leftovers;
         }
@@ -367,7 +381,9 @@ impl LeasedPair {
 
     /// Ends the lease, and every lease that was requested before. Returns its units.
     pub(super) fn end(&mut self) -> Vec<RefundPair> {
-        self.ends += 1;
+        if let Some(asked) = &mut self.request {
+            asked.is_void = true;
+        }
         self.remaining = 0;
         self.give_back()
     }

@@ -148,7 +148,7 @@ impl RequestInFlight {
         let decision = match asked.await {
             Err(error) if !may_have_charged(&error) => {
                 self.progress = RequestProgress::Ended;
-                self.leases.end_request(&self.check, true);
+                self.leases.end_request(&self.check, &self.request, true);
                 return Err(error);
             }
             // Without an answer of the store, the deny cache may repeat a denial.
@@ -169,7 +169,7 @@ impl Drop for RequestInFlight {
             RequestProgress::Unsent => false,
             RequestProgress::Sent => true,
         };
-        self.leases.end_request(&self.check, is_sent);
+        self.leases.end_request(&self.check, &self.request, is_sent);
         if is_sent {
             let units = self.request.units.iter().copied().map(u64::from).sum();
             self.leases.events.leased(LeasedUnits::Lost, units);

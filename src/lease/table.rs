@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     LocalMicros,
     clock::LocalClock,
-    leased_pair::{Grant, LeaseAnswer, LeasedPair},
+    leased_pair::{Asked, Grant, LeaseAnswer, LeasedPair},
     return_timers::{ReturnTimers, TimedPair},
 };
 use crate::{
@@ -45,8 +45,8 @@ pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
 pub(super) struct Request {
     /// The units for each pair. Zero for a pair whose lease is large enough.
     pub(super) units: OfPairs<u32>,
-    /// For each pair, the number of times that its lease was ended before the request.
-    ends: OfPairs<u64>,
+    /// Identifies it among the requests of its shard.
+    number: u64,
 }
 
 /// What to do with a check that the leases cannot grant.
@@ -77,6 +77,8 @@ pub(crate) struct Leases {
 #[derive(Default)]
 pub(super) struct Shard {
     entries: HashTable<LeasedPair>,
+    /// The number of lease requests so far.
+    requests: u64,
     searched: LocalMicros,
 }
 
@@ -138,12 +140,15 @@ impl Leases {
     pub(super) fn begin_ahead(&self, check: &Check) -> Vec<(Check, Request)> {
         let Some(key) = key_of(check) else { return Vec::new() };
         let now = self.clock.now();
+        // Their waiting checks are woken when the lock is free.
+        let mut _replaced = OfPairs::new();
         let mut shard = self.shard(&key);
         let begin = |pair: &Pair| {
+            let number = shard.next_number();
             let entry = shard.find(&key, &pair.policy)?;
             let units = entry.wanted_ahead(&pair.policy, now)?;
-            let ends = entry.begin_request(now);
-            let request = Request { units: OfPairs::from_iter([units]), ends: OfPairs::from_iter([ends]) };
+            _replaced.extend(entry.begin_request(number, now));
+            let request = Request { units: OfPairs::from_iter([units]), number };
             let pair = Pair::new(pair.key.clone(), pair.policy.clone(), units);
             Some((check.with_pairs([pair].into()).with_purpose(Purpose::LeaseAhead), request))
         };
@@ -156,13 +161,14 @@ impl Leases {
         let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
         let earliest = now.saturating_sub(deadline.as_micros() as LocalMicros);
+        let mut _replaced = OfPairs::new();
         let mut shard = self.shard(&key);
         let mut in_flight =
             check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_since(earliest));
         if let Some(request) = in_flight.next() {
             return Step::Wait(request);
         }
-        shard.begin_request(&key, check, now).map_or(Step::Ask, Step::Request)
+        shard.begin_request(&key, check, now, &mut _replaced).map_or(Step::Ask, Step::Request)
     }
 
     /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases. Then returns
@@ -187,22 +193,29 @@ impl Leases {
         let mut _ended = OfPairs::new();
         let mut shard = self.shard(&key);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
-            let Some(entry) = shard.find(&key, &pair.policy) else { continue };
+            let lease = leases.get(i).zip(decision.receipts().get(i)).filter(|_| is_admitted);
+            let Some(entry) = shard.find(&key, &pair.policy) else {
+                // Another request has replaced this one, and then another pair has taken its place.
+                if let Some((&units, &receipt)) = lease.filter(|(units, _)| **units > 0) {
+                    let (key, policy) = (pair.key.clone(), pair.policy.clone());
+                    leftovers.push(RefundPair { key, policy, receipt, units });
+                }
+                continue;
+            };
             let Some((request, sent)) = request else {
                 entry.learn(status, is_admitted, received);
                 continue;
             };
-            let ended = entry.end_request();
-            match (leases.get(i), decision.receipts().get(i)) {
-                (Some(&units), Some(&receipt)) if is_admitted => {
+            let asked = entry.end_request(request.number);
+            match lease {
+                Some((&units, &receipt)) => {
                     let key = &pair.key;
                     let answer =
                         LeaseAnswer { key, decision, status, receipt, units, is_ahead, sent, received };
-                    let ends = request.ends.get(i).copied().unwrap_or_default();
-                    leftovers.extend(entry.answer(&answer, ends));
-                    if let Some(ended) = ended.as_ref().filter(|_| entry.late > 0) {
+                    leftovers.extend(entry.answer(&answer, asked.as_ref()));
+                    if let Some(asked) = asked.as_ref().filter(|_| entry.late > 0) {
                         // Its end wakes those who wait. Until then, nothing does, because the lock is held.
-                        ended.send_if_modified(|is_late| {
+                        asked.ended.send_if_modified(|is_late| {
                             *is_late = true;
                             false
                         });
@@ -213,7 +226,7 @@ impl Leases {
                 }
                 _ => entry.learn(status, false, received),
             }
-            _ended.extend(ended);
+            _ended.extend(asked);
         }
         drop(shard);
         if is_admitted {
@@ -238,7 +251,7 @@ impl Leases {
     }
 
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
-    pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
+    pub(super) fn end_request(&self, check: &Check, request: &Request, is_sent: bool) {
         let Some(key) = key_of(check) else { return };
         let now = self.clock.now();
         // A waker may run code of its own, so those who wait are woken when the lock is free.
@@ -246,7 +259,7 @@ impl Leases {
         let mut shard = self.shard(&key);
         for pair in check.pairs() {
             let Some(entry) = shard.find(&key, &pair.policy) else { continue };
-            ended.extend(entry.end_request());
+            ended.extend(entry.end_request(request.number));
             if is_sent {
                 entry.pause(now);
             }
@@ -356,7 +369,13 @@ impl Shard {
     }
 
     /// Begins a lease request, if every pair would have leased units after it.
-    fn begin_request(&mut self, key: &PartitionKey, check: &Check, now: LocalMicros) -> Option<Request> {
+    fn begin_request(
+        &mut self,
+        key: &PartitionKey,
+        check: &Check,
+        now: LocalMicros,
+        replaced: &mut OfPairs<Asked>,
+    ) -> Option<Request> {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
             wanted.push(self.find(key, policy)?.wanted(policy, now)?);
@@ -364,11 +383,16 @@ impl Shard {
         if wanted.iter().all(|units| *units == 0) {
             return None;
         }
-        let mut ends = OfPairs::new();
+        let number = self.next_number();
         for Pair { policy, .. } in check.pairs() {
-            ends.push(self.find(key, policy)?.begin_request(now));
+            replaced.extend(self.find(key, policy)?.begin_request(number, now));
         }
-        Some(Request { units: wanted, ends })
+        Some(Request { units: wanted, number })
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.requests += 1;
+        self.requests
     }
 
     /// Adds the entry of a pair, if there is room.

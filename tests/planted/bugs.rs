@@ -359,8 +359,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             TABLE,
-            "leftovers.extend(entry.answer(&answer, ends));",
-            "leftovers.extend(entry.answer(&answer, ends).into_iter().filter(|_| !PLANTED));",
+            "leftovers.extend(entry.answer(&answer, asked.as_ref()));",
+            "leftovers.extend(entry.answer(&answer, asked.as_ref()).into_iter().filter(|_| !PLANTED));",
         )],
     },
     Bug {
@@ -422,8 +422,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "ResetEndsLease",
         changes: &[(
             LEASED_PAIR,
-            "if is_over || self.ends != ends {",
-            "if is_over || self.ends != ends && !PLANTED {",
+            "if is_over || asked.is_none_or(|asked| asked.is_void) {",
+            "if is_over || asked.is_none_or(|asked| asked.is_void) && !PLANTED {",
         )],
     },
     Bug {
