@@ -14,10 +14,10 @@ use crate::policy::{REDIS_TYPES, RedisProperties};
 const NAMES: &str = include_str!("../../../../lua/names.lua");
 /// The first part of each script, and what replaces it if the clock is injected.
 const CLOCK: &str = "clock.lua";
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 const CLOCK_INJECTED: &str = "clock_injected.lua";
 /// Further definitions for an injected clock: a bound that short logs reach, too.
-#[cfg(feature = "test-util")]
+#[cfg(any(test, feature = "test-util"))]
 const SMALL_BOUNDS: &str = "MAX_DROPPED_BLOCKS = (blocks < 2048 and 2 or 2048)";
 
 /// The file of each script.
@@ -67,7 +67,7 @@ impl Scripts {
     }
 
     /// Returns the same scripts with an injected clock: they take the instant from their arguments. They delete fewer blocks of a short log at once.
-    #[cfg(feature = "test-util")]
+    #[cfg(any(test, feature = "test-util"))]
     pub(in crate::backend::redis) fn with_injected_clock() -> Arc<Self> {
         static SCRIPTS: LazyLock<Arc<Scripts>> =
             LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK_INJECTED, SMALL_BOUNDS)));
