@@ -35,10 +35,21 @@ impl Wait {
         self == Self::ZERO
     }
 
+    /// Returns the wait in whole seconds, rounded up as in `Retry-After`, so that no client returns too early. `None` unless it is a
+    /// [duration](Self::For).
+    pub fn whole_seconds(self) -> Option<u64> {
+        self.known().map(whole_seconds)
+    }
+
     fn known(self) -> Option<Duration> {
         let Self::For(wait) = self else { return None };
         Some(wait)
     }
+}
+
+/// Rounds a wait up to whole seconds. A nonzero wait is at least 1.
+pub(crate) fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 /// The longest time in microseconds.

@@ -1,4 +1,4 @@
-//! The header fields of a decision. This is the only place where a wait is rounded.
+//! The header fields of a decision.
 //!
 //! The formats are those of the IETF draft "RateLimit header fields for HTTP", revisions 6, 7 and 11, and of RFC 9110 for
 //! `Retry-After`. The legacy fields have no standard.
@@ -18,7 +18,7 @@ use sfv::{DictSerializer, KeyRef, List, ListEntry, ListSerializer, Parser, Strin
 use smallvec::SmallVec;
 
 use crate::{
-    decision::{Decision, Status, Wait},
+    decision::{Decision, Status, Wait, whole_seconds},
     lock::Lock,
     policy::{Policy, PolicyText},
     random,
@@ -359,11 +359,6 @@ fn is_list(line: &[u8]) -> bool {
 pub(super) fn whole_millis(wait: Duration) -> u64 {
     // At most 2^64-1, which is far beyond any wait.
     u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
-}
-
-/// Rounds a wait up to whole seconds, so that a client never returns too early. A nonzero wait is at least 1.
-pub(super) fn whole_seconds(wait: Duration) -> u64 {
-    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ struct ErrorObject<'a> {
 
 impl Answer for OpenAiError {
     fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
-        let (kind, code) = match text::status(rejection) {
+        let (kind, code) = match rejection.status() {
             StatusCode::TOO_MANY_REQUESTS => {
                 let policy = text::shown_violated(rejection).next();
                 (policy.map_or("requests", Policy::name), Some("rate_limit_exceeded"))

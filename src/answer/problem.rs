@@ -127,10 +127,10 @@ const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#
 
 /// Returns the body of a response.
 fn problem(rejection: &Rejection) -> Vec<u8> {
-    if let Some(wait) = text::wait(rejection) {
+    if let Some(wait) = rejection.retry_after() {
         return denial(wait, text::shown_violated(rejection));
     }
-    let (status, detail) = (text::status(rejection), text::detail(rejection));
+    let (status, detail) = (rejection.status(), text::detail(rejection));
     let (kind, title, detail) = match status {
         StatusCode::SERVICE_UNAVAILABLE => (Some(REDUCED_CAPACITY), "Service unavailable", &*detail),
         // The title of a problem without a type is the phrase of its status (RFC 9457, section 4.2.1).
@@ -212,7 +212,9 @@ mod tests {
                     title: "Too many requests",
                     status: 429,
                     detail: match wait {
-                        Wait::For(wait) => format!("Try again in {} s.", fields::whole_seconds(wait)),
+                        Wait::For(wait) => {
+                            format!("Try again in {} s.", crate::decision::whole_seconds(wait))
+                        }
                         Wait::Unknown | Wait::Never => {
                             "This request costs more than the whole quota.".to_owned()
                         }

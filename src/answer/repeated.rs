@@ -8,8 +8,7 @@ use std::cell::RefCell;
 use bytes::Bytes;
 use http::Response;
 
-use super::fields::whole_seconds;
-use crate::decision::{Decision, Status, Wait};
+use crate::decision::{Decision, Status, Wait, whole_seconds};
 
 /// The number of entries: enough for all waits of a policy with a window of one minute.
 const ENTRIES: usize = 64;

@@ -8,8 +8,12 @@ use http::{
     header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER},
 };
 
-use super::fields;
-use crate::{decision::Wait, key::KeyError, limiter::Rejection, policy::Policy};
+use crate::{
+    decision::{Wait, whole_seconds},
+    key::KeyError,
+    limiter::Rejection,
+    policy::Policy,
+};
 
 impl Rejection {
     /// Returns a text for the client, for example for the body of a [custom rejection](crate::Builder::rejection). It never names a
@@ -24,46 +28,46 @@ impl Rejection {
     ///     .key(peer_ip())
     ///     // Such as "Too many requests. Try again in 7 s."
     ///     .rejection(|rejection, _| {
-    ///         let status = if rejection.decision().is_some() { 429 } else { 503 };
     ///         let mut response = Response::new(rejection.client_text().into_owned());
-    ///         *response.status_mut() = http::StatusCode::from_u16(status).unwrap_or_default();
+    ///         *response.status_mut() = rejection.status();
     ///         response
     ///     })
     ///     .build()?;
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn client_text(&self) -> Cow<'static, str> {
-        match wait(self) {
+        match self.retry_after() {
             Some(wait) => format!("{TOO_MANY_REQUESTS}. {}", advice(wait)).into(),
             None => detail(self),
+        }
+    }
+
+    /// Returns the HTTP status of the built-in answers: 429 if the request was denied or would wait too long, 400 if it has no valid key,
+    /// 500 after a mistake in the server, and 503 otherwise.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Denied(_) | Self::WaitTooLong { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Key(KeyError::Misconfigured { .. }) | Self::Misconfigured(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+            Self::Key(_) => StatusCode::BAD_REQUEST,
+            Self::Unavailable(_) | Self::LocalFallbackDenied(_) | Self::TooManyWaiting { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        }
+    }
+
+    /// Returns the wait of a 429. `None` with any other [status](Self::status).
+    pub fn retry_after(&self) -> Option<Wait> {
+        match self {
+            Self::Denied(decision) => Some(decision.retry_after()),
+            Self::WaitTooLong { at_least } => Some(Wait::For(next_try(*at_least))),
+            _ => None,
         }
     }
 }
 
 pub(super) const TOO_MANY_REQUESTS: &str = "Too many requests";
-
-/// Returns the status over HTTP.
-pub(super) fn status(rejection: &Rejection) -> StatusCode {
-    match rejection {
-        Rejection::Denied(_) | Rejection::WaitTooLong { .. } => StatusCode::TOO_MANY_REQUESTS,
-        Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-        Rejection::Key(_) => StatusCode::BAD_REQUEST,
-        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) | Rejection::TooManyWaiting { .. } => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-    }
-}
-
-/// Returns the wait of a 429.
-pub(super) fn wait(rejection: &Rejection) -> Option<Wait> {
-    match rejection {
-        Rejection::Denied(decision) => Some(decision.retry_after()),
-        Rejection::WaitTooLong { at_least } => Some(Wait::For(next_try(*at_least))),
-        _ => None,
-    }
-}
 
 /// Returns the violated policies that a response may name.
 pub(super) fn shown_violated(rejection: &Rejection) -> impl Iterator<Item = &Policy> {
@@ -86,11 +90,11 @@ pub(super) fn detail(rejection: &Rejection) -> Cow<'static, str> {
 /// Returns the response of a rejected request, without the header fields of a decision.
 pub(super) fn response(rejection: &Rejection, content_type: HeaderValue, body: Vec<u8>) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body));
-    *response.status_mut() = status(rejection);
+    *response.status_mut() = rejection.status();
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Rejection::WaitTooLong { at_least } = rejection {
-        let seconds = fields::whole_seconds(next_try(*at_least));
+        let seconds = whole_seconds(next_try(*at_least));
         response.headers_mut().insert(RETRY_AFTER, seconds.into());
     }
     response
@@ -110,6 +114,6 @@ pub(super) fn advice_parts(wait: Wait, digits: &mut itoa::Buffer) -> [&[u8]; 3] 
     match wait {
         Wait::Unknown => [b"Try again later.", b"", b""],
         Wait::Never => [b"This request costs more than the whole quota.", b"", b""],
-        Wait::For(wait) => [b"Try again in ", digits.format(fields::whole_seconds(wait)).as_bytes(), b" s."],
+        Wait::For(wait) => [b"Try again in ", digits.format(whole_seconds(wait)).as_bytes(), b" s."],
     }
 }

@@ -254,11 +254,21 @@ async fn client_text_and_error_object_state_rejection() {
         assert_eq!(answer.header("cache-control"), Some("no-store"));
         assert_eq!(answer.header("retry-after").is_some(), text.contains(" 7 s"), "{answer:?}");
 
-        let rejection: fn(&Rejection, &Head<'_>) -> Response<String> =
-            |rejection, _| Response::new(rejection.client_text().into_owned());
+        let rejection: fn(&Rejection, &Head<'_>) -> Response<String> = |rejection, _| {
+            let seconds = rejection.retry_after().and_then(Wait::whole_seconds);
+            let mut response = Response::new(format!("{} {seconds:?}", rejection.client_text()));
+            *response.status_mut() = rejection.status();
+            response
+        };
         let backend = FakeBackend::scripted([decided]);
         let site = site_with(backend, |builder| builder.rejection(rejection)).await;
-        assert_eq!(site.get("/", headers).await.body, text, "the text for clients");
+        let custom = site.get("/", headers).await;
+        let seconds: Option<u64> = answer.header("retry-after").map(|seconds| seconds.parse().unwrap());
+        assert_eq!(
+            (custom.status, custom.body),
+            (status, format!("{text} {seconds:?}")),
+            "the text for clients"
+        );
     }
 }
 
