@@ -412,7 +412,7 @@ impl Builder {
         self.option(|options| options.unsettled = Some(rule))
     }
 
-    /// Clamps the estimate of a [reservation](crate::Reservation) to the quota of each policy, for all limits of the layer; see
+    /// Clamps the estimate of a [reservation](crate::Reservation) to the quotas of its policies, for all limits of the layer; see
     /// [`LimiterBuilder::clamp_estimates`]. A request is a reservation if the layer [settles](Self::settle_by), or if its draft
     /// [reserves](crate::protocol::Draft::reserve). For all other requests, a cost above a quota is never admitted.
     pub fn clamp_estimates(self) -> Self {

@@ -340,10 +340,22 @@ impl Check {
         self
     }
 
-    /// Lowers each cost above the quota of its policy to the quota.
+    /// Lowers each cost above the quota of its policy to the quota. Equal costs are one amount, so an enforcing pair lowers those of the
+    /// others, too: a client must not reserve more of a quota that it shares than its own quota permits. Units in flight are no amount that
+    /// is settled.
     pub(crate) fn clamp(&mut self) {
+        let quota = |pair: &Pair| pair.policy.quota_units();
+        if self.pairs.iter().all(|pair| pair.cost <= quota(pair)) {
+            return;
+        }
+        let pairs = self.pairs.clone();
         for pair in &mut self.pairs {
-            pair.cost = pair.cost.min(pair.policy.quota_units());
+            let is_held = |pair: &Pair| pair.policy.properties().is_held;
+            let is_same = |other: &&Pair| {
+                other.cost == pair.cost && !other.is_shadow && !is_held(other) && !is_held(pair)
+            };
+            let same = pairs.iter().filter(is_same);
+            pair.cost = same.map(quota).fold(pair.cost.min(quota(pair)), u32::min);
         }
     }
 

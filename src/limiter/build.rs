@@ -164,8 +164,8 @@ impl LimiterBuilder {
         Self { reserve: Reserve { unsettled: rule, ..self.reserve }, ..self }
     }
 
-    /// Clamps the cost of a [reservation](crate::Reservation) to the quota of each policy. By default, an estimate above a quota
-    /// is denied, and no wait helps.
+    /// Clamps the cost of a [reservation](crate::Reservation) to the smallest quota of the policies with this cost. By default, an estimate
+    /// above a quota is denied, and no wait helps.
     ///
     /// A clamped estimate is charged in full, so it is admitted only if nothing of the quota is used. If the amount used is larger,
     /// the settlement charges the difference beyond the quota. Under the [local fallback](OutageRule::LocalFallback), an estimate

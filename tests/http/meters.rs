@@ -22,7 +22,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Reservation,
+    Builder, ConfigError, Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Reservation,
+    Status,
     backend::{Backend, Pair},
     header, limit,
     protocol::Draft,
@@ -444,6 +445,32 @@ async fn clamping_applies_to_further_limits() {
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(answer.header("ratelimit").unwrap().contains(r#""cents";r=0"#), "{answer:?}");
     assert_eq!(site.get("/", &headers).await.status, 429);
+}
+
+/// A client reserves no more of a quota that it shares than its own quota permits.
+#[tokio::test]
+async fn smallest_quota_clamps_equal_costs() {
+    let shared = PartitionKey::new("all", "");
+    let limiter = Limiter::builder(memory()).without_policies().clamp_estimates().build().unwrap();
+    let tokens = policy("tokens", 100, MINUTE);
+    let in_flight = Policy::in_flight("open", 5).unwrap();
+    let both =
+        [Pair::new(alice(), in_flight, 5_000), Pair::new(alice(), policy("all", 10_000, MINUTE), 5_000)];
+    let reservation = limiter.reserve(both).await.unwrap();
+    let costs = reservation.decision().unwrap().statuses().iter().map(Status::cost);
+    assert_eq!(costs.collect::<Vec<_>>(), [5, 5_000], "units in flight are no amount of tokens");
+    // An equal cost of another policy, another cost, and a policy that a shadow must not affect.
+    for (name, cost, is_shadow, charged) in
+        [("equal", 5_000, false, 100), ("other", 4_000, false, 4_000), ("shadow", 5_000, true, 5_000)]
+    {
+        let tokens = if is_shadow { tokens.clone().shadow() } else { tokens.clone() };
+        let key = PartitionKey::new("user", name);
+        let pairs =
+            [Pair::new(key, tokens, 5_000), Pair::new(shared.clone(), policy(name, 10_000, MINUTE), cost)];
+        let reservation = limiter.reserve(pairs).await.unwrap();
+        let statuses = reservation.decision().unwrap().statuses();
+        assert_eq!((statuses[0].cost(), statuses[1].cost()), (100, charged), "{name}");
+    }
 }
 
 #[tokio::test]
