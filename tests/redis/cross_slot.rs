@@ -16,7 +16,7 @@ use http::{Request, StatusCode};
 use tokio::time::{interval, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, Rejection,
+    Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, Rejection, Wait,
     backend::{Backend, Check, Pair, Reason},
     header, limit,
     outage::{Breaker, BreakerState, DenyCacheConfig},
@@ -210,6 +210,24 @@ async fn falling_costs_cause_few_rollbacks() {
         calls <= 99 + 10 * seconds,
         "{calls} calls in {seconds} s: most of the 99 checks cause no rollback"
     );
+}
+
+/// A cost above its own quota is never admitted, and charges no slot that others share, not even for a moment. Each key is new, so
+/// no denial of it is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cost_above_quota_charges_no_shared_slot() {
+    let cluster = Cluster::start(Engine::Redis);
+    let limiter = patient(&backend(&cluster).await);
+    let (shared, users) = (keys_on("shared", 0).next().unwrap(), keys_on("user", 1));
+    let (of_all, of_user) = (policy("all", 1_000, HOUR), policy("user", 100, HOUR));
+    let before = evalsha(&cluster.nodes[0]);
+    for user in users.take(20) {
+        let decision =
+            limiter.check([pair(&shared, &of_all, 900), pair(&user, &of_user, 900)]).await.unwrap();
+        assert_eq!(decision.retry_after(), Wait::Never);
+    }
+    limiter.drain().await;
+    assert_eq!(evalsha(&cluster.nodes[0]) - before, 20, "a peek for each check, and no rollback");
 }
 
 /// A check that the layer rejects charges nothing: the error is that of one check, so the layer does not fail open.

@@ -27,9 +27,9 @@
 //! result: it stays if those of the other slots stay. A check does not wait for such a slot for longer than half of its time. If all
 //! slots have shadow pairs only, the check is admitted if one of them replies.
 //!
-//! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies: first the
-//! slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does not charge and roll
-//! back the other slots with every request, and does not starve those who share them.
+//! If the limiter knows that a pair was denied a moment ago, or if a cost is above its quota, the slots are peeked first and charged only
+//! if none denies: first the slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does
+//! not charge and roll back the other slots with every request, and does not starve those who share them.
 
 use std::{
     collections::BTreeMap,
@@ -99,7 +99,8 @@ impl RedisBackend {
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
         let is_charge = purpose == Purpose::Reserve;
-        let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));
+        let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true))
+            || check.pairs().iter().any(|pair| !pair.is_shadow && pair.cost > pair.policy.quota_units());
         if is_charge && may_be_denied && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
