@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     sync::Mutex,
     task::{JoinSet, yield_now},
@@ -77,6 +78,36 @@ async fn flood_with_keys(limiter: &Limiter, burst: usize, case: &str) {
         }
     }
     assert!(decided > 0, "{case}: Redis decides some of the checks");
+}
+
+/// A check with a shadow policy shares no call. Among others in flight, it keeps its place nevertheless when its client leaves.
+#[tokio::test]
+async fn dropped_check_with_shadow_keeps_its_place() {
+    const PLACES: usize = 4;
+    let server = Server::start(Engine::Redis);
+    let builder = on(merging_backend(&server, Merging::On)).policy(policy("shadow", 5, HOUR).shadow());
+    let limiter = builder.breaker(None).max_in_flight(PLACES).deadline(LONG_DEADLINE).build().unwrap();
+    assert!(limiter.check(alice()).await.unwrap().is_admitted(), "Redis decides");
+    server.signal(libc::SIGSTOP);
+    let mut sent = Vec::new();
+    for round in 0..2 {
+        let clients: JoinSet<_> = (0..2 * PLACES)
+            .map(|n| timeout(Duration::from_millis(20), limiter.check(invented(round * 2 * PLACES + n))))
+            .collect();
+        let outcomes = clients.join_all().await;
+        sent.push(outcomes.iter().filter(|outcome| outcome.is_err()).count());
+    }
+    // The first check has found no other in flight.
+    assert_eq!(sent, [PLACES, 1]);
+    server.signal(libc::SIGCONT);
+    assert!(limiter.check(alice()).await.unwrap().is_admitted(), "a place is free");
+    let checks = (0..PLACES).map(|n| limiter.check(invented(100 + n)));
+    for decided in join_all(checks).await {
+        assert!(
+            decided.unwrap().is_admitted(),
+            "Redis has answered the checks of the clients that have left"
+        );
+    }
 }
 
 /// Clients that leave early, and the places in flight that their merged checks take, hide no outage.

@@ -18,7 +18,7 @@ use super::{
     command::Command,
     error::{has_kind, is_reply, unavailable},
     holder::{HeldLists, HoldCall, Holder, SendCall},
-    merge::{GroupKey, PendingReply, is_mergeable},
+    merge::{GroupKey, PendingReply, is_batchable, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
     topology::{Cluster, Connection, Node, ServerState, Topology},
@@ -43,8 +43,8 @@ struct Operation<'a> {
     counts_unanswered: bool,
     /// The wait of a check, which needs a pass of its server. `None` for the change of a charge.
     wait: Option<CheckWait<'a>>,
-    /// The check, if it may share a call with others.
-    mergeable: Option<&'a Check>,
+    /// The check, if a batch may send it.
+    batchable: Option<&'a Check>,
     /// The clock in a reply that has changed nothing, in microseconds.
     clock: Option<u64>,
 }
@@ -86,11 +86,9 @@ impl RedisBackend {
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
-        let can_merge = matches!(patience, Patience::Caller)
-            && is_mergeable(check, matches!(self.topology, Topology::Server(_)));
-        let mergeable = can_merge.then_some(check);
+        let batchable = (matches!(patience, Patience::Caller) && is_batchable(check)).then_some(check);
         let mut operation =
-            Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable, clock: None };
+            Operation { slot, command, deadline, counts_unanswered: charges, wait, batchable, clock: None };
         let decision = match self.execute(&mut operation).await {
             Ok((reply, pass)) => {
                 let decision = script::decision(check, &reply);
@@ -168,7 +166,7 @@ impl RedisBackend {
             deadline,
             counts_unanswered: false,
             wait: None,
-            mergeable: None,
+            batchable: None,
             clock: None,
         };
         self.execute(&mut operation).await.map(|(reply, _)| reply)
@@ -226,7 +224,7 @@ impl RedisBackend {
             if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
                 break;
             }
-            let (reply, is_merged) = self.send(operation, pass, &connection).await;
+            let (reply, is_batched) = self.send(operation, pass, &connection).await;
             let received = Instant::now();
             match reply {
                 Ok(reply) => {
@@ -248,12 +246,12 @@ impl RedisBackend {
                         break;
                     }
                 }
-                Err(error) if is_merged && is_of_several_keys(&error) => {
+                Err(error) if is_batched && is_of_several_keys(&error) => {
                     // The server has run nothing. It rejects the keys of the call, and not those of each check.
                     if has_kind(&error, &[ServerErrorKind::CrossSlot]) {
                         self.is_cluster.store(true, Ordering::Relaxed);
                     }
-                    operation.mergeable = None;
+                    operation.batchable = None;
                     last_error = Some(unavailable(error));
                 }
                 Err(error) => {
@@ -267,14 +265,14 @@ impl RedisBackend {
         Err(last_error.unwrap_or_else(|| BackendError::new(Reason::Other)))
     }
 
-    /// Sends a command once. Also returns whether it has shared a call with others.
+    /// Sends a command once. Also returns whether a batch has sent it, with others or alone.
     async fn send(
         &self,
         operation: &mut Operation<'_>,
         pass: &mut Option<Pass>,
         connection: &Connection,
     ) -> (RedisResult<Value>, bool) {
-        let Operation { slot, command, deadline, counts_unanswered, wait, mergeable, clock } = operation;
+        let Operation { slot, command, deadline, counts_unanswered, wait, batchable, clock } = operation;
         if let Command::Script(_, call) = &mut *command {
             // A batch may still share the call that it has answered.
             let call = Arc::make_mut(call);
@@ -284,9 +282,9 @@ impl RedisBackend {
             }
             call.set_periods(|| clock.unwrap_or_else(|| server_clock.estimate()));
         }
-        let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
+        let counted = batchable.and_then(|_| self.merger.count(*slot, connection));
         let in_flight = counted.as_ref().and_then(|counted| counted.in_flight);
-        let pending = match (*mergeable, &*command, &mut *pass, in_flight) {
+        let pending = match (*batchable, &*command, &mut *pass, in_flight) {
             (Some(check), Command::Script(_, call), Some(pass), Some(in_flight)) if !pass.is_probe() => {
                 self.join_batch(check, *slot, call, pass, connection, in_flight)
             }
@@ -323,7 +321,8 @@ impl RedisBackend {
         in_flight: usize,
     ) -> Option<PendingReply> {
         let key = GroupKey::new(check, slot, connection, self.injected_micros())?;
-        Some(self.merger.join(key, call, pass, connection, &self.scripts, in_flight))
+        let may_share = is_mergeable(check, matches!(self.topology, Topology::Server(_)));
+        Some(self.merger.join(key, call, pass, connection, &self.scripts, in_flight, may_share))
     }
 
     /// Returns the node for a retry after this error, and the error of the attempt, which is the last one so far. If the node is another one,

@@ -58,7 +58,8 @@ struct Flight {
 }
 
 impl Merger {
-    /// Joins the open batch of a group, or opens one. `in_flight` is the number of checks in flight.
+    /// Joins the open batch of a group, or opens one. A check that may not share its call has a batch of its own. `in_flight` is the number
+    /// of checks in flight.
     pub(crate) fn join(
         &self,
         key: GroupKey,
@@ -67,15 +68,19 @@ impl Merger {
         connection: &Connection,
         scripts: &Arc<Scripts>,
         in_flight: usize,
+        may_share: bool,
     ) -> PendingReply {
         let (groups, time) = (&self.groups, CheckTime::from_call(call));
         let max_different = self.max_different(&key, in_flight);
         let mut open = groups.open.lock();
-        let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time, max_different)) {
+        let joined = open.get(&key).filter(|batch| may_share && batch.has_room(time, max_different));
+        let (batch, is_new) = match joined {
             Some(batch) => (batch.clone(), false),
             None => {
                 let batch = Arc::<Batch>::default();
-                open.insert(key.clone(), batch.clone());
+                if may_share {
+                    open.insert(key.clone(), batch.clone());
+                }
                 (batch, true)
             }
         };

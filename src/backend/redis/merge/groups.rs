@@ -148,11 +148,16 @@ impl GroupKey {
     }
 }
 
-/// Returns whether a check may share a call with others. Unless it is for one server without slots, its keys must be in one slot.
-pub(crate) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
+/// Returns whether a check may be sent by the task of a batch. This task waits for the reply although the caller has gone, so that the
+/// check still counts as in flight.
+pub(crate) fn is_batchable(check: &Check) -> bool {
     matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
-        && !check.pairs().iter().any(|pair| pair.is_shadow)
-        && (is_one_server || !check.has_several_keys())
+}
+
+/// Returns whether a check in a batch may share its call with others. Unless it is for one server without slots, its keys must be in one
+/// slot.
+pub(crate) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
+    !check.pairs().iter().any(|pair| pair.is_shadow) && (is_one_server || !check.has_several_keys())
 }
 
 impl BatchGroups {
