@@ -83,7 +83,8 @@ fn asks_at(
 ) -> Option<Instant> {
     let mut at = now.checked_add(known.max(interval.map_or(Duration::ZERO, jittered)))?;
     // A release may come before the end.
-    if let Some(end) = end.filter(|end| interval.is_some() && known.is_zero() && now < *end) {
+    let is_known_by = |end: &Instant| now.checked_add(known).is_some_and(|at| at <= *end);
+    if let Some(end) = end.filter(|end| interval.is_some() && now < *end && is_known_by(end)) {
         at = at.min(end);
     }
     (end.is_none_or(|end| at <= end) && Handle::try_current().is_ok()).then_some(at)
@@ -93,4 +94,26 @@ fn asks_at(
 fn skips_queue(check: &Check) -> bool {
     let mut pairs = check.pairs().iter().filter(|pair| !pair.is_shadow);
     pairs.clone().any(|pair| pair.cost > pair.policy.quota_units()) || pairs.all(|pair| pair.cost == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test]
+    async fn request_waits_for_release_until_its_end() {
+        let now = Instant::now();
+        let asks = |known, interval, end| {
+            asks_at(now, known, interval, Some(now + end)).map(|at| at.duration_since(now))
+        };
+        for _ in 0..100 {
+            for known in [Duration::ZERO, SECOND / 100] {
+                assert_eq!(asks(known, Some(60 * SECOND), SECOND), Some(SECOND));
+            }
+            assert_eq!(asks(2 * SECOND, Some(60 * SECOND), SECOND), None, "the known wait is longer");
+            assert_eq!(asks(SECOND / 2, None, SECOND), Some(SECOND / 2));
+        }
+    }
 }
