@@ -243,6 +243,8 @@ impl FakeScript {
         let taken = match check.purpose() {
             Purpose::TakeUpTo(_) if matches!(answer, FakeAnswer::Deny(_)) => Some(check.times(1)),
             Purpose::TakeUpTo(units) => Some(check.times(check.max_units(units))),
+            // It counts nothing, so there is no difference to charge.
+            Purpose::LeaveAtMost { .. } => Some(check.clone().costing(0)),
             _ => None,
         };
         let check = taken.as_ref().unwrap_or(check);

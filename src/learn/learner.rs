@@ -21,9 +21,17 @@ pub(crate) struct Learner {
     pub(crate) tasks: watch::Sender<()>,
 }
 
-/// The number of denials without a wait or with one of zero, and the instant at which the last wait ends, in microseconds of the clock of
-/// the store. A denial of a request that was admitted until then does not count.
-type Backoff = (u32, u64);
+/// The backoff of a key.
+#[derive(Clone, Copy, Default)]
+struct Backoff {
+    /// The hash of the key.
+    key: u64,
+    /// The number of denials in a row without a wait or with one of zero.
+    denials: u32,
+    /// The instant at which the last wait ends, in microseconds of the clock of the store. A denial of a request that was admitted until then
+    /// does not count.
+    ends_at: u64,
+}
 
 impl Learner {
     pub(crate) fn new(learning: Learning) -> Self {
@@ -38,28 +46,40 @@ impl Learner {
         if let Some(wait) = stated.wait.filter(|wait| stated.is_denial && !wait.is_zero()) {
             return obeys_waits.then_some(wait.min(max_wait));
         }
-        let (denials, ends_at) = &mut self.backoffs.lock()[slot(check)];
-        let is_later = at_micros > *ends_at;
+        let key = backing_off(check);
+        let backoff = &mut self.backoffs.lock()[key as usize % BACKOFFS];
+        let (is_own, is_later) = (backoff.key == key, at_micros > backoff.ends_at);
         if !stated.is_denial {
-            if is_later {
-                *denials = 0;
+            if is_own && is_later {
+                backoff.denials = 0;
             }
             return None;
         }
-        *denials = 31.min(*denials + u32::from(is_later));
-        let wait = jittered(max_wait.min(FIRST_BACKOFF * (1 << *denials) / 2));
-        *ends_at = at_micros.saturating_add(wait.as_micros() as u64).max(*ends_at);
+        if !is_own && is_later {
+            (backoff.key, backoff.denials) = (key, 0);
+        }
+        // A request that was admitted before the last wait may be denied after an admission.
+        backoff.denials = (backoff.denials + u32::from(is_later)).clamp(1, 31);
+        let wait = jittered(max_wait.min(FIRST_BACKOFF * (1 << backoff.denials) / 2));
+        backoff.end_at(at_micros, wait);
         backs_off.then_some(wait)
     }
 
     /// Notes that the gates of a check are blocked for this wait from an instant on, which is later than that of the check.
     pub(crate) fn blocked(&self, check: &Check, at_micros: u64, wait: Duration) {
-        let (_, ends_at) = &mut self.backoffs.lock()[slot(check)];
-        *ends_at = at_micros.saturating_add(wait.as_micros() as u64).max(*ends_at);
+        self.backoffs.lock()[backing_off(check) as usize % BACKOFFS].end_at(at_micros, wait);
     }
 }
 
-/// Returns the index of the backoff of a check.
-fn slot(check: &Check) -> usize {
-    check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS)
+impl Backoff {
+    fn end_at(&mut self, at_micros: u64, wait: Duration) {
+        self.ends_at = self.ends_at.max(at_micros.saturating_add(wait.as_micros() as u64));
+    }
+}
+
+/// Returns the hash of the key that backs off: that of the first gate, because only gates are blocked.
+fn backing_off(check: &Check) -> u64 {
+    let mut pairs = check.pairs().iter();
+    let gate = pairs.clone().find(|pair| !pair.policy.properties().has_quota);
+    gate.or_else(|| pairs.next()).map_or(0, |pair| pair.key.hash_code())
 }

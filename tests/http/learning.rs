@@ -13,7 +13,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection,
     Wait,
-    backend::{Backend, BackendError, Check, Purpose, Reason},
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason},
     by,
     learn::{Learned, Learning, Stated, StatedQuota},
     policy::{Period, Zone},
@@ -367,13 +367,7 @@ async fn quota_belongs_to_policy_of_its_name_or_its_limit() {
     }
     // With two keys, it is not clear which one the API counts.
     let limits = limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], learning());
-    let pair = |value: &str| {
-        tower_sliding_window::backend::Pair::new(
-            PartitionKey::new("key", value),
-            limits.policies()[1].clone(),
-            1,
-        )
-    };
+    let pair = |value: &str| Pair::new(PartitionKey::new("key", value), limits.policies()[1].clone(), 1);
     let admission = limits.admit(vec![pair("a"), pair("b")]).await.unwrap();
     let learned = limits.learn(&admission, &Stated::new([StatedQuota::new(0)])).await.unwrap();
     assert_eq!((learned.charged.len(), learned.unmatched.len()), (0, 1));
@@ -439,7 +433,8 @@ async fn larger_remaining_quota_asks_no_store() {
         assert_eq!(learned, Learned::default());
     }
     assert_eq!(backend.checks().len(), 1);
-    let _ = limits.learn(&admission, &Stated::new([StatedQuota::new(98)])).await.unwrap();
+    let learned = limits.learn(&admission, &Stated::new([StatedQuota::new(98)])).await.unwrap();
+    assert!(learned.charged.iter().all(|(_, units)| *units == 0), "a fake counts nothing: {learned:?}");
     assert!(matches!(backend.checks()[1].purpose, Purpose::LeaveAtMost { .. }));
 }
 
@@ -504,6 +499,33 @@ async fn backoff_doubles_with_each_denial_after_it() {
     }
     assert_eq!(learn(&limits, &Stated::default()).await, Learned::default());
     assert_between(learn(&limits, &denied).await.blocked_for.unwrap(), SECOND);
+}
+
+/// Each host has a gate, and all checks have the key of one tenant first.
+#[tokio::test]
+async fn success_of_another_host_does_not_end_backoff() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    let (calls, gate) = (policy("calls", 1_000_000, SECOND), Policy::gate("api").unwrap());
+    let learn = async |host: &str, stated: &Stated| {
+        let tenant = Pair::new(PartitionKey::new("tenant", "t"), calls.clone(), 1);
+        let host = Pair::new(PartitionKey::new("host", host.to_owned()), gate.clone(), 1);
+        let admission = limits.admit([tenant, host]).await.unwrap();
+        limits.learn(&admission, stated).await.unwrap()
+    };
+    for doublings in 0..6 {
+        let longest = SECOND * (1 << doublings);
+        let wait = learn("a", &Stated::default().denied(None)).await.blocked_for.unwrap();
+        assert!(wait >= longest / 2 && wait <= longest, "{wait:?} is not half of {longest:?} to the whole");
+        clock.advance(2 * longest);
+        // Some of these share the memory of the other host.
+        for other in 0..200 {
+            assert_eq!(learn(&other.to_string(), &Stated::default()).await, Learned::default());
+        }
+    }
+    assert_eq!(learn("a", &Stated::default()).await, Learned::default());
+    let wait = learn("a", &Stated::default().denied(None)).await.blocked_for.unwrap();
+    assert!(wait <= SECOND, "a success of its own ends it: {wait:?}");
 }
 
 #[tokio::test]
