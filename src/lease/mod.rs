@@ -192,6 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn check_outside_runtime_returns_units_of_ended_bucket() {
+        let suspended = Arc::new(AtomicU64::new(0));
+        let leases = leases(&suspended);
+        let check = hot();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async { while !is_leased(&leases, &check).await {} });
+        suspended.fetch_add(1_000_000, Ordering::SeqCst);
+        assert!(matches!(leases.lookup(&check), LeaseLookup::Miss(_)), "the bucket has ended");
+        runtime.block_on(async { tokio::time::sleep(SECOND / 50).await });
+        let stats = leases.events.counters.stats(0, Vec::new());
+        assert_eq!(stats.leased_units_lost, 0);
+        assert!(stats.leased_units_returned > 0);
+    }
+
+    #[test]
     fn schedule_outside_runtime_does_not_end_late_task() {
         let leases = leases(&Arc::default());
         let check = hot();

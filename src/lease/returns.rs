@@ -27,6 +27,7 @@ impl Leases {
         let Ok(runtime) = Handle::try_current() else { return };
         if let Some(number) = self.timers.start(self.clock.now()) {
             drop(runtime.spawn(Task { leases: self.clone(), number }.run()));
+            *self.runtime.lock() = Some(runtime);
         }
     }
 }

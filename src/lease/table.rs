@@ -67,6 +67,8 @@ pub(crate) struct Leases {
     pub(super) clock: LocalClock,
     shards: Box<[Lock<Shard>]>,
     pub(super) timers: ReturnTimers,
+    /// The runtime of the last task that returns units.
+    pub(super) runtime: Lock<Option<Handle>>,
     namespace: Namespace,
     queue: Arc<SettlementQueue>,
     pub(super) events: Arc<LimiterEvents>,
@@ -112,7 +114,7 @@ impl Leases {
         let shards = (0..SHARDS).map(|_| Lock::default()).collect();
         let waits = Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS));
         let timers = ReturnTimers::default();
-        Self { clock, shards, timers, namespace, queue, events, waits }
+        Self { clock, shards, timers, runtime: Lock::default(), namespace, queue, events, waits }
     }
 
     /// Admits a check from leases, if every pair has leased units for it. Returns also whether to ask for units of the next bucket.
@@ -297,6 +299,13 @@ impl Leases {
     }
 
     fn return_units(&self, leftovers: impl IntoIterator<Item = RefundPair>) {
+        let mut leftovers = leftovers.into_iter().peekable();
+        if leftovers.peek().is_none() {
+            return;
+        }
+        // Outside a runtime, that of the task which returns units returns these, too.
+        let runtime = Handle::try_current().ok().or_else(|| self.runtime.lock().clone());
+        let _entered = runtime.as_ref().map(Handle::enter);
         for pair in leftovers {
             let units = pair.units;
             self.queue.return_units(Refund::from_pairs(self.namespace.clone(), [pair]), units);
