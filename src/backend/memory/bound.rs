@@ -122,6 +122,8 @@ impl MemoryState {
 
     /// Removes the idle keys of all shards, if a key may be due.
     fn remove_all_idle(&self) {
+        // While another check removes them, idle keys are left, and no other key may be evicted.
+        let _removal = self.removal.lock();
         let idle_since = self.idle_since(self.clock.now_micros());
         if idle_since < self.next_due.load(Ordering::Relaxed) {
             return;

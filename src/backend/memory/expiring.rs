@@ -1,26 +1,34 @@
-//! A map whose entries expire. Those that have expired are removed together, from time to time.
+//! A map whose entries expire. Those that have expired are removed when there is to be room for another one.
 
-use std::{collections::HashMap, hash::Hash};
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+};
 
 use crate::backend::{BackendError, Reason};
 
+/// The most entries that are removed for one that is added: two, so that expired ones become fewer.
+const MAX_REMOVED: usize = 2;
+
 /// The entries that have not expired, and some that have.
 pub(super) struct Expiring<K, V> {
-    /// Each with the instant at which it expires.
-    entries: HashMap<K, (u64, V)>,
-    /// The number of entries from which on expired ones are removed.
-    sweep_at: usize,
-    /// No entry expires before this instant, in microseconds. 0 before the first search.
-    first_expires_at: u64,
+    /// Each with its place in `by_expiry`.
+    entries: HashMap<K, (Place, V)>,
+    by_expiry: BTreeMap<Place, K>,
+    /// The number of entries that were added so far.
+    added: u64,
 }
+
+/// When an entry expires, in microseconds, and its number.
+type Place = (u64, u64);
 
 impl<K, V> Default for Expiring<K, V> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), sweep_at: 0, first_expires_at: 0 }
+        Self { entries: HashMap::new(), by_expiry: BTreeMap::new(), added: 0 }
     }
 }
 
-impl<K: Eq + Hash, V> Expiring<K, V> {
+impl<K: Clone + Eq + Hash, V> Expiring<K, V> {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -34,22 +42,25 @@ impl<K: Eq + Hash, V> Expiring<K, V> {
         self.entries.get_mut(key).map(|(_, value)| value)
     }
 
-    /// Removes expired entries if there are many. Returns [`Reason::Full`] if `max` are left.
+    /// Removes expired entries, at most [`MAX_REMOVED`]. Returns [`Reason::Full`] if `max` are left.
     pub(super) fn make_room(&mut self, now: u64, max: usize) -> Result<(), BackendError> {
-        if self.entries.len() >= max.min(self.sweep_at) && now >= self.first_expires_at {
-            self.entries.retain(|_, (expires_at, _)| *expires_at > now);
-            self.first_expires_at =
-                self.entries.values().map(|(expires_at, _)| *expires_at).min().unwrap_or(u64::MAX);
-            // The next search comes when as many were added as were kept.
-            self.sweep_at = 2 * self.entries.len() + 64;
+        for _ in 0..MAX_REMOVED {
+            let Some(first) = self.by_expiry.first_entry().filter(|first| first.key().0 <= now) else {
+                break;
+            };
+            self.entries.remove(&first.remove());
         }
         if self.entries.len() < max { Ok(()) } else { Err(BackendError::new(Reason::Full)) }
     }
 
     /// Adds or replaces an entry.
     pub(super) fn insert(&mut self, key: K, expires_at: u64, value: V) {
-        self.first_expires_at = self.first_expires_at.min(expires_at);
-        self.entries.insert(key, (expires_at, value));
+        self.added += 1;
+        let place = (expires_at, self.added);
+        self.by_expiry.insert(place, key.clone());
+        if let Some((replaced, _)) = self.entries.insert(key, (place, value)) {
+            self.by_expiry.remove(&replaced);
+        }
     }
 }
 
@@ -65,24 +76,29 @@ mod tests {
             map.insert(i, i + 100, i);
             assert_eq!(map.get(&i), Some(&i));
         }
-        assert!(map.len() <= 2 * 100 + 64, "{}", map.len());
+        assert!(map.len() <= 100, "{}", map.len());
         assert!((900..1_000).all(|i| map.get(&i) == Some(&i)));
     }
 
-    /// Otherwise, each further entry would search all that are stored.
+    /// Otherwise, one entry would wait for the removal of all others.
     #[test]
-    fn full_map_is_searched_only_when_an_entry_has_expired() {
+    fn entry_removes_few_others() {
         let mut map = Expiring::default();
         for i in 0..100_u64 {
             assert!(map.make_room(0, 100).is_ok());
             map.insert(i, 1_000 + i, ());
         }
-        assert!(map.make_room(0, 100).is_err());
-        assert_eq!(map.first_expires_at, 1_000);
-        // A search would find this one.
-        map.entries.insert(100, (1, ()));
-        assert!(map.make_room(999, 100).is_err() && map.len() == 101);
-        assert!(map.make_room(1_000, 100).is_ok());
-        assert_eq!((map.len(), map.first_expires_at), (99, 1_001));
+        assert!(map.make_room(999, 100).is_err());
+        assert!(map.make_room(1_000, 100).is_ok() && map.len() == 99);
+        assert!(map.make_room(5_000, 100).is_ok() && map.len() == 97);
+    }
+
+    #[test]
+    fn replaced_entry_expires_at_its_new_instant() {
+        let mut map = Expiring::default();
+        map.insert(1, 10, "first");
+        map.insert(1, 20, "second");
+        assert!(map.make_room(15, 1).is_err() && map.get(&1) == Some(&"second"));
+        assert!(map.make_room(20, 1).is_ok() && map.get(&1).is_none() && map.by_expiry.is_empty());
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct MemoryState {
     pub(super) keys: AtomicUsize,
     /// No partition key is due before this instant.
     pub(super) next_due: AtomicU64,
+    /// Held while the idle keys of all shards are removed.
+    pub(super) removal: Lock<()>,
     /// When idle keys of one more shard were removed, as a multiple of [`SWEEP_MICROS`].
     swept_at: AtomicU64,
     /// How many times this was done.
@@ -98,6 +100,7 @@ impl MemoryState {
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
             next_due: AtomicU64::new(u64::MAX),
+            removal: Lock::default(),
             swept_at: AtomicU64::new(0),
             swept: AtomicUsize::new(0),
             evicted_keys: AtomicU64::new(0),
