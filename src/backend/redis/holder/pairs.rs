@@ -48,6 +48,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct HeldPairs {
     pairs: HashMap<Arc<Keys>, HeldPair>,
     groups: HashMap<u16, Group>,
+    /// The groups of which a call is due, with when it is.
+    due_groups: BTreeSet<(Instant, u16)>,
     /// That of all pairs, so that a pair which is held again has other numbers than before.
     last_number: u32,
 }
@@ -178,8 +180,8 @@ impl HeldPairs {
 
     /// Returns the calls that are due now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<HoldCall> {
-        self.groups.retain(|_, group| group.calls > 0 || !group.timers.is_empty());
-        let slots: Vec<u16> = self.groups.keys().copied().collect();
+        let slots: Vec<u16> =
+            self.due_groups.iter().take_while(|(at, _)| *at <= now).map(|(_, slot)| *slot).collect();
         let mut calls = Vec::new();
         for slot in slots {
             calls.extend(iter::from_fn(|| self.next_call(slot, now)));
@@ -213,7 +215,7 @@ impl HeldPairs {
         if call.pairs.is_empty() {
             return None;
         }
-        self.groups.entry(slot).or_default().calls += 1;
+        self.change_group(slot, |group| group.calls += 1);
         Some(call)
     }
 
@@ -225,10 +227,10 @@ impl HeldPairs {
     ) -> HoldOutcome {
         let (mut outcome, now) = (HoldOutcome::default(), Instant::now());
         let failed = lists.as_ref().err().map(BackendError::reason);
-        if let Some(group) = self.groups.get_mut(&call.slot) {
+        self.change_group(call.slot, |group| {
             group.calls -= 1;
             group.paused_until = failed.map(|_| now + PAUSE);
-        }
+        });
         let lists = lists.unwrap_or_default().into_iter().chain(iter::repeat_with(|| None));
         for ((keys, changes), list) in call.pairs.into_iter().zip(lists) {
             self.change(&keys, |pair| {
@@ -248,7 +250,7 @@ impl HeldPairs {
 
     /// Returns when the next call is due. `None` if there is none.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.groups.values().filter_map(Group::next_due).min()
+        self.due_groups.first().map(|(at, _)| *at)
     }
 
     /// Returns whether this process neither holds a unit, nor waits for one, nor releases one.
@@ -268,14 +270,40 @@ impl HeldPairs {
     /// Changes a pair, and notes when it has changes to send. Removes it if nothing is left.
     pub(super) fn change(&mut self, keys: &Arc<Keys>, change: impl FnOnce(&mut HeldPair)) {
         let Some(pair) = self.pairs.get_mut(keys) else { return };
-        if let Some(at) = pair.due_at() {
-            self.groups.entry(pair.slot).or_default().timers.remove(&(at, keys.clone()));
-        }
+        let before = (pair.slot, pair.due_at());
         change(pair);
-        if pair.units.is_empty() && !pair.is_in_call {
+        let is_over = pair.units.is_empty() && !pair.is_in_call;
+        let after = (pair.slot, pair.due_at().filter(|_| !is_over));
+        if is_over {
             self.pairs.remove(keys);
-        } else if let Some(at) = pair.due_at() {
-            self.groups.entry(pair.slot).or_default().timers.insert((at, keys.clone()));
+        }
+        if before == after {
+            return;
+        }
+        if let (slot, Some(at)) = before {
+            self.change_group(slot, |group| {
+                group.timers.remove(&(at, keys.clone()));
+            });
+        }
+        if let (slot, Some(at)) = after {
+            self.change_group(slot, |group| {
+                group.timers.insert((at, keys.clone()));
+            });
+        }
+    }
+
+    /// Changes a group, and notes when its next call is due. Removes it if nothing is left.
+    fn change_group(&mut self, slot: u16, change: impl FnOnce(&mut Group)) {
+        let group = self.groups.entry(slot).or_default();
+        let before = group.next_due();
+        change(group);
+        let after = group.next_due();
+        if group.calls == 0 && group.timers.is_empty() {
+            self.groups.remove(&slot);
+        }
+        if before != after {
+            before.map(|at| self.due_groups.remove(&(at, slot)));
+            self.due_groups.extend(after.map(|at| (at, slot)));
         }
     }
 }
