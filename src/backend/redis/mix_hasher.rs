@@ -2,11 +2,15 @@
 
 use std::hash::Hasher;
 
-/// Hashes bytes. The hash of a value is the same in every process. A client that chooses values can find different ones with the same hash.
+/// Hashes bytes. Unless it begins with a random number, a client that chooses values can find different ones with the same hash.
 #[derive(Default)]
 pub(super) struct MixHasher(u64);
 
 impl MixHasher {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn mix(&mut self, word: u64) {
         // The two halves of a product together depend on all bits of its factors.
         let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;

@@ -1,14 +1,20 @@
 //! The longest time that a merged call may take on the server. `lua/README.md` has the measurements.
 
-use std::hash::{BuildHasher, BuildHasherDefault};
+use std::{
+    hash::{Hash, Hasher},
+    sync::LazyLock,
+};
 
 use super::most_in_run;
-use crate::backend::redis::{
-    mix_hasher::MixHasher,
-    script::{
-        Call,
-        pair_fields::{PAIR_SIZE, PairFields},
+use crate::{
+    backend::redis::{
+        mix_hasher::MixHasher,
+        script::{
+            Call,
+            pair_fields::{PAIR_SIZE, PairFields},
+        },
     },
+    random::random,
 };
 
 /// The longest time of a merged call, in microseconds.
@@ -18,6 +24,9 @@ const MAX_MICROS: u64 = 2_000;
 /// up to two fifths.
 const MICROS_BY_RECORDS: [(u64, u64); 5] =
     [(128, 40), (1_024, 66), (4_096, 90), (65_536, 130), (u64::MAX, 290)];
+
+/// Of this process. Otherwise, a client could choose different checks with one identity, and so a longer call.
+static SEED: LazyLock<u64> = LazyLock::new(random);
 
 /// What a check adds to a merged call.
 #[derive(Clone, Copy)]
@@ -40,7 +49,9 @@ pub(crate) struct CallTime {
 
 impl CheckTime {
     pub(crate) fn from_call(check: &Call) -> Self {
-        let identity = BuildHasherDefault::<MixHasher>::new().hash_one((&check.keys, check.fields()));
+        let mut identity = MixHasher::new(*SEED);
+        (&check.keys, check.fields()).hash(&mut identity);
+        let identity = identity.finish();
         let (mut micros, mut per_run) = (0, u32::MAX);
         for pair in check.fields().chunks_exact(PAIR_SIZE) {
             let (of_pair, most) = longest_micros(pair, check.reserves());
