@@ -33,8 +33,7 @@ const UNLIMITED: &str = "unlimited";
 /// The name of a policy until its name has been read.
 const UNNAMED: &str = "?";
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(field_identifier, rename_all = "kebab-case")]
+#[derive(Clone, Copy)]
 enum PolicyField {
     Name,
     Quota,
@@ -75,6 +74,16 @@ struct PolicyFields<'a> {
 }
 
 impl PolicyField {
+    const ALL: [Self; 8] = [
+        Self::Name,
+        Self::Quota,
+        Self::Window,
+        Self::Algorithm,
+        Self::Lease,
+        Self::Headroom,
+        Self::Hidden,
+        Self::Shadow,
+    ];
     const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "lease", "headroom", "hidden", "shadow"];
 
     fn name(self) -> &'static str {
@@ -142,7 +151,7 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
         let mut is_read = [false; PolicyField::NAMES.len()];
-        while let Some(field) = map.next_key::<PolicyField>()? {
+        while let Some(field) = map.next_key_seed(FieldName(&self))? {
             if mem::replace(&mut is_read[field as usize], true) {
                 return Err(self.error(format_args!("field `{}` occurs twice", field.name())));
             }
@@ -174,6 +183,30 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
             }
         }
         self.policy().map_err(A::Error::custom)
+    }
+}
+
+/// Reads the name of a field.
+struct FieldName<'f, 'a>(&'f PolicyFields<'a>);
+
+impl<'de> DeserializeSeed<'de> for FieldName<'_, '_> {
+    type Value = PolicyField;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<PolicyField, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for FieldName<'_, '_> {
+    type Value = PolicyField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a field")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<PolicyField, E> {
+        let named = PolicyField::ALL.into_iter().find(|field| field.name() == text);
+        named.ok_or_else(|| self.0.error(value::Error::unknown_field(text, PolicyField::NAMES)))
     }
 }
 
@@ -249,10 +282,10 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 let read = Algorithm::deserialize(text.into_deserializer()).map_err(|error: value::Error| {
                     match error.to_string() {
                         // The name of an algorithm with fields.
-                        error if error.starts_with("invalid type") => fields.error(format_args!(
+                        text_of_error if text_of_error.starts_with("invalid type") => fields.error(format_args!(
                             "algorithm {text:?}: it must be a table with its fields, such as `{{ {text} = {{ .. }} }}`"
                         )),
-                        error => with_feature(E::custom(error)),
+                        _ => fields.error(with_feature(error)),
                     }
                 });
                 fields.algorithm = Some(read?);

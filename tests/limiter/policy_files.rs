@@ -343,8 +343,9 @@ fn toml_error_names_field_value_and_range() {
             "quoat = 3",
             9,
             1,
-            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow`"
-                .to_owned(),
+            of_requests(
+                "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow`",
+            ),
         ),
         (
             r#"algorithm = "sliding""#,
@@ -473,7 +474,11 @@ fn json_error_shows_line_of_value() {
     assert_eq!(error(r#""quota": 11"#), r#"policy "burst": field `quota` occurs twice at line 7 column 10"#);
     assert_eq!(
         error(r#""shadows": true"#),
-        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow` at line 7 column 12"
+        r#"policy "burst": unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow` at line 7 column 12"#
+    );
+    assert_eq!(
+        error(r#""algorithm": "sliding""#),
+        r#"policy "burst": unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`, `in-flight`, `calendar-period` at line 7 column 25"#
     );
     // The name of the policy is not known yet.
     assert_eq!(
