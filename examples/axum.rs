@@ -31,6 +31,8 @@ mod listen;
 mod policies;
 #[path = "common/redis.rs"]
 mod redis;
+#[path = "common/stop.rs"]
+mod stop;
 
 use std::{error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -39,11 +41,8 @@ use exit::exit;
 use listen::listen;
 use policies::{per_address, policies};
 use redis::redis;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::oneshot,
-    time::sleep,
-};
+use stop::stop;
+use tokio::{sync::oneshot, time::sleep};
 use tower_sliding_window::{
     Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RouteCosts, backend::Backend, header, limit,
     peer_ip,
@@ -122,15 +121,4 @@ fn response_text(greeting: &str, decision: Option<&Decision>) -> String {
         text += &format!("{}: {} of {quota} left\n", status.policy().name(), status.remaining());
     }
     text
-}
-
-/// Returns a future that completes at Ctrl-C or SIGTERM.
-fn stop() -> Result<impl Future<Output = ()>, std::io::Error> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
 }

@@ -27,6 +27,8 @@
 mod exit;
 #[path = "common/listen.rs"]
 mod listen;
+#[path = "common/stop.rs"]
+mod stop;
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -40,6 +42,7 @@ use axum::{
 use exit::exit;
 use listen::listen;
 use serde::Deserialize;
+use stop::stop;
 use tower_sliding_window::{
     Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, peer_ip,
     settle::{ActualCost, actual_cost},
@@ -95,12 +98,14 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let listener = listen().await?;
     let address = listener.local_addr()?;
+    // A signal may arrive as soon as the lines below are printed.
+    let stop = stop()?;
     println!(
         "listening on http://{address}\n  \
          curl -i -d user=alice -d password=sesame http://{address}/login   # not counted\n  \
          curl -i -d user=alice -d password=guess http://{address}/login    # three per minute"
     );
-    axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // In memory, no settlement is pending. On Redis, this waits for the last settlements.
     for limiter in limiters {
         limiter.drain().await;

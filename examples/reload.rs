@@ -28,6 +28,8 @@
 mod exit;
 #[path = "common/listen.rs"]
 mod listen;
+#[path = "common/stop.rs"]
+mod stop;
 
 use std::{
     env,
@@ -42,6 +44,7 @@ use std::{
 use axum::{Router, extract::MatchedPath, routing::get};
 use exit::exit;
 use listen::listen;
+use stop::stop;
 use tokio::time::sleep;
 use tower_sliding_window::{MemoryBackend, PolicyTable, RateLimitLayer, peer_ip};
 
@@ -100,6 +103,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     let listener = listen().await?;
     let address = listener.local_addr()?;
+    // A signal may arrive as soon as the lines below are printed.
+    let stop = stop()?;
     println!(
         "listening on http://{address}\n  \
          curl -i http://{address}/login    # five in 15 minutes\n  \
@@ -108,6 +113,6 @@ async fn run() -> Result<(), Box<dyn Error>> {
         file.display()
     );
     tokio::spawn(reload(file, policies, text));
-    axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     Ok(())
 }

@@ -31,6 +31,8 @@ mod exit;
 mod listen;
 #[path = "common/redis.rs"]
 mod redis;
+#[path = "common/stop.rs"]
+mod stop;
 
 use std::{convert::Infallible, error::Error, io::Write, process::ExitCode, time::Duration};
 
@@ -45,6 +47,7 @@ use exit::exit;
 use futures_util::{Stream, StreamExt, stream};
 use listen::listen;
 use redis::redis;
+use stop::stop;
 use tokio::time::sleep;
 use tower_sliding_window::{
     Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Reservation,
@@ -176,13 +179,15 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
 
     let listener = listen().await?;
     let address = listener.local_addr()?;
+    // A signal may arrive as soon as the lines below are printed.
+    let stop = stop()?;
     print_text(format_args!(
         "listening on http://{address}\n  \
          curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 5' -d 'three words only' http://{address}/chat\n  \
          curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://{address}/chat\n  \
          curl -H 'x-api-key: bob' http://{address}/usage"
     ));
-    axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // In memory, no settlement is pending. On Redis, this waits for the last settlements.
     limiter.drain().await;
     Ok(())
