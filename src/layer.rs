@@ -79,6 +79,11 @@ impl<P> RateLimitLayer<P> {
     }
 
     /// Returns the limiter of this layer.
+    ///
+    /// Its policies are those of [`Builder::policy`](crate::Builder::policy), or those of the limiter over which the layer was built. It has
+    /// no policies of [further limits](crate::Builder::also), and none that are [chosen for each request](crate::Builder::policies). To
+    /// look up or reset their usage, state the policy with [`Draft::check_against`](crate::protocol::Draft::check_against): see [the
+    /// guide](crate::guide::cookbook#look-up-or-reset-the-usage-of-a-key).
     pub fn limiter(&self) -> &Limiter {
         &self.0.local().limiter
     }

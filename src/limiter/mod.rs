@@ -102,7 +102,11 @@ impl Limiter {
         }
     }
 
-    /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
+    /// Returns the decision that [`check`](Self::check) would return, and charges nothing. At a cost of 0, `(key, 0)`,
+    /// [`remaining`](crate::Status::remaining) is what is left. At 1 unit, it is what a request of this cost would leave.
+    ///
+    /// With a key, peeks at the policies of the limiter, and returns [`Reason::Misconfigured`] if it has none. For the policies of a further
+    /// limit of a layer, and those that a layer chooses by the request, give [`Draft::check_against`].
     ///
     /// # Errors
     ///
@@ -315,7 +319,7 @@ impl Limiter {
     /// store clears nothing.
     ///
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
-    /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
+    /// further limits, do not belong to the limiter: for these, give [`Draft::check_against`].
     ///
     /// # Errors
     ///
