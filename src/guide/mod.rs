@@ -12,7 +12,7 @@
 //! | How does a gateway limit tokens and dollars? How does it charge a streamed answer? | [`language_models`] |
 //! | One key has more requests than Redis can decide. What can I do? | [`leases`] |
 //! | Can three regions share one Redis? What do their requests wait for? | [`regions`] |
-//! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
+//! | How do I connect to Redis, to Sentinel, to a cluster, or to a managed Redis? | [`cluster`] |
 //! | What do I configure on Redis, and where do I place it? What about several regions? | [`deployment`] |
 //! | How do I limit a gRPC service? | [`grpc`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |

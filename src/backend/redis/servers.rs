@@ -12,7 +12,8 @@ use crate::error::ConfigError;
 /// The servers of a [`RedisBackend`](crate::RedisBackend), for its [builder](crate::RedisBackend::builder).
 ///
 /// A URL is `redis://[user:password@]host[:port][/database]`, or `redis+unix:///path` for a Unix socket. With the feature `tls`, it
-/// may be `rediss://`. The builder validates it.
+/// may be `rediss://`. The builder validates it. Special characters in a user or a password must be percent-encoded: `/` is `%2F`,
+/// `?` is `%3F`, `#` is `%23`, `@` is `%40`, and `%` is `%25`.
 ///
 /// ```
 /// use tower_sliding_window::{RedisBackend, redis::RedisServers};
