@@ -16,7 +16,7 @@
 //! | What do I configure on Redis, and where do I place it? What about several regions? | [`deployment`] |
 //! | How do I limit a gRPC service? | [`grpc`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
-//! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
+//! | Which header fields does a client see? How do I hide a policy? Why is a request rejected with 400, 500 or 503? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? How does it obey the limits that an API states, and use a whole daily quota? | [`waiting`] |
 //! | How do I limit the requests that run at the same time? | [`in_flight`] |
