@@ -24,7 +24,7 @@
 //! | Why does my limit admit every request? | [`limits_nothing`] |
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
-//! | How do I limit logins by the body, a WebSocket, or several routers? How do I look up or reset a usage? | [`cookbook`] |
+//! | How do I limit logins by the body, a WebSocket, GraphQL, or several routers? How do I look up or reset a usage? | [`cookbook`] |
 //! | Where does the layer belong among CORS, authentication and timeouts? | [`cookbook`] |
 //! | How do batch requests or retries leave room for others? | [`cookbook`] |
 //! | How do I migrate from tower_governor, governor, redis-cell, or a script of my own? | [`migration`] |
