@@ -102,7 +102,7 @@
 //! | How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter::wait`], [`WaitLayer`](wait::WaitLayer) |
 //! | How does a client obey the limits that an API states? | [`guide::waiting`](guide::waiting#obey-what-an-api-answers) | [`Limiter::learn`], [`Stated`](learn::Stated) |
 //! | How do I limit the requests that run at the same time? | [`guide::in_flight`] | [`Policy::in_flight`], [`hold::Hold`] |
-//! | How do I limit a worker, a cron run or a synchronous caller? | [`guide::jobs`] | [`RateLimitLayer::new`], [`by`], [`Limiter`] |
+//! | How do I limit a worker, a cron run, a serverless function or a synchronous caller? | [`guide::jobs`] | [`RateLimitLayer::new`], [`by`], [`Limiter`] |
 //! | How do I look up or reset a usage, or limit a WebSocket? | [`guide::cookbook`] | [`Limiter::peek`], [`Limiter::reset`] |
 //! | Is this the right crate? How do I migrate to it? | [`guide::alternatives`], [`guide::migration`] | |
 //!

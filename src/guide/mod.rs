@@ -20,7 +20,7 @@
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? How does it obey the limits that an API states, and use a whole daily quota? | [`waiting`] |
 //! | How do I limit the requests that run at the same time? | [`in_flight`] |
-//! | How do I limit a worker, a cron run or a synchronous caller? | [`jobs`] |
+//! | How do I limit a worker, a cron run, a serverless function or a synchronous caller? | [`jobs`] |
 //! | Why does my limit admit every request? | [`limits_nothing`] |
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
