@@ -232,7 +232,7 @@ impl Builder {
     }
 
     /// Exempts the requests for which the closure returns true: they pass uncounted by all limits of the layer. If it is called
-    /// several times, each closure exempts requests.
+    /// several times, each closure exempts requests. Compare a path [as a whole](crate::guide::keys#exempt-requests).
     pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.option(|options| options.exempt = Some(either(options.exempt.take(), exempt)))
     }
