@@ -1,6 +1,7 @@
 //! Connection setup: eager or lazy, shared by concurrent checks, or supplied by the caller.
 
 use std::{
+    error::Error,
     net::TcpListener,
     time::{Duration, Instant},
 };
@@ -170,9 +171,17 @@ async fn backend_falls_back_to_resp2() {
         let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
         assert!(limiter.check((alice(), 9)).await.unwrap().is_admitted(), "{engine:?}");
         assert!(!limiter.check((alice(), 2)).await.unwrap().is_admitted(), "{engine:?}");
-        // A URL that demands RESP3 gets an error.
-        let error = RedisBackend::connect(&format!("{}?protocol=resp3", server.url())).await.unwrap_err();
+        // A URL that demands RESP3 gets an error. The server's own one states the arguments of its command.
+        let url = server.url().replace("redis://", "redis://default:secret-word@");
+        let error = RedisBackend::connect(&format!("{url}?protocol=resp3")).await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{engine:?} {error}");
+        let mut texts = vec![format!("{error:?}")];
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            texts.push(format!("{error} {error:?}"));
+            cause = error.source();
+        }
+        assert!(texts.iter().all(|text| !text.contains("secret-word")), "{engine:?} {texts:?}");
     }
 }
 

@@ -65,6 +65,16 @@ pub(super) fn redis_error(error: &BackendError) -> Option<&RedisError> {
     error.source()?.downcast_ref()
 }
 
+/// Returns the error of a new connection without the arguments of its first command. A server that does not know this command states them
+/// in its error, and they contain the password.
+pub(super) fn without_arguments(error: RedisError) -> RedisError {
+    if error.detail().is_some_and(|detail| detail.starts_with("unknown command")) {
+        return (ErrorKind::RESP3NotSupported, "the server does not know the first command of a connection")
+            .into();
+    }
+    error
+}
+
 /// Returns whether an error, by which nothing has run, requires a new connection: the server is no longer a primary, or the
 /// connection is no longer authenticated.
 pub(super) fn requires_reconnect(error: &RedisError) -> bool {

@@ -18,7 +18,10 @@ use tokio::{
 };
 
 use super::endpoint::{Address, Endpoint};
-use crate::{backend::redis::tls, lock::Lock};
+use crate::{
+    backend::redis::{error::without_arguments, tls},
+    lock::Lock,
+};
 
 /// After the first answer, the backend waits at most this long for the other Sentinels.
 const ANSWER_WAIT: Duration = Duration::from_millis(300);
@@ -116,7 +119,8 @@ impl SentinelAnswer {
 /// Connects to a Sentinel, and queries it.
 async fn query_once(sentinel: ConnectionInfo, service: String) -> RedisResult<SentinelAnswer> {
     tls::prepare(sentinel.addr());
-    query(&mut Client::open(sentinel)?.get_multiplexed_async_connection().await?, &service).await
+    let connected = Client::open(sentinel)?.get_multiplexed_async_connection().await;
+    query(&mut connected.map_err(without_arguments)?, &service).await
 }
 
 /// Queries a Sentinel for the primary and for the other Sentinels.

@@ -30,7 +30,11 @@ use super::{
     server_state::ServerState,
 };
 use crate::{
-    backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
+    backend::redis::{
+        error::{requires_reconnect, without_arguments},
+        eviction::EvictionCheck,
+        tls,
+    },
     guard::{Guard, SharedProtection},
     lock::Lock,
     single_flight::{Attempt, SingleFlight},
@@ -399,7 +403,8 @@ impl ServerInner {
         let client = Client::open(endpoint.info.clone())?;
         let is_resp3 = endpoint.info.redis_settings().protocol().supports_resp3();
         let (state, config) = self.configure(is_resp3);
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+        let connection = connected.map_err(without_arguments)?;
         // The client crate owns the task that moves the bytes. A task beside it ends with their runtime, too.
         let driver = Driver(tokio::spawn(pending::<()>()).abort_handle());
         Ok(self.initialize(state, endpoint.address().ok(), connection, driver).await)
@@ -456,7 +461,5 @@ fn backoff(attempt: Duration) -> Duration {
 
 /// Returns whether the server does not know RESP3, as Redis 5 and some proxies. Their error texts differ.
 fn lacks_resp3(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::RESP3NotSupported
-        || error.code() == Some("NOPROTO")
-        || error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
+    error.kind() == ErrorKind::RESP3NotSupported || error.code() == Some("NOPROTO")
 }
