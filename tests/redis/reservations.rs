@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::sleep;
 use tower_sliding_window::{
     Limiter, MemoryBackend, Policy, Wait,
     backend::{Backend, Purpose},
@@ -9,7 +10,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use super::rig::{HOUR, LONG_DEADLINE, alice, every_type, peek, with_manual_clock};
+use super::rig::{HOUR, LONG_DEADLINE, alice, backend, every_type, peek, with_manual_clock};
 use crate::support::server::{Engine, Server};
 
 /// What is left of a quota, and the wait of a check of cost 1.
@@ -83,6 +84,27 @@ async fn reservations_settle_alike_on_redis_and_in_memory() {
             assert_eq!(left, [0, 0, 13, 11, 11, 11], "{engine:?}, {policy:?}");
         }
     }
+}
+
+/// A settlement is sent again until its deadline while Redis cannot be reached.
+#[tokio::test]
+async fn settlement_outlasts_restart() {
+    let mut server = Server::start(Engine::Redis);
+    let policy = Policy::new("tokens", 20, HOUR).unwrap();
+    let limiter = limiter(&backend(&server).await, &policy, Unsettled::Refund);
+    let reserve = async || limiter.reserve((alice(), 5)).await.unwrap();
+    let (larger, smaller) = (reserve().await, reserve().await);
+    server.kill();
+    // A command on the lost connection may have run.
+    sleep(Duration::from_millis(100)).await;
+    let settlements = [larger.settle(8), smaller.settle(1)];
+    sleep(Duration::from_millis(200)).await;
+    server.restart();
+    for settlement in settlements {
+        assert!(matches!(settlement.await, Settled::Done { .. }));
+    }
+    // The restart has lost both charges.
+    assert_eq!(limiter.peek((alice(), 0)).await.unwrap().statuses()[0].remaining(), 17);
 }
 
 #[tokio::test]

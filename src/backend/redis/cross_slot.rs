@@ -46,7 +46,7 @@ use std::{
 use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -65,9 +65,6 @@ use crate::{
 
 /// The timeout of the rollback of one slot. No request waits for it. After it, the script changes nothing.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The pause before a rollback is sent again to a busy server.
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long after the deadline of its check a late reply may come.
 const LATE_REPLY: Duration = Duration::from_secs(1);
@@ -99,9 +96,10 @@ impl RedisBackend {
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
         let is_charge = purpose == Purpose::Reserve;
-        let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true))
-            || check.pairs().iter().any(|pair| !pair.is_shadow && pair.cost > pair.policy.quota_units());
-        if is_charge && may_be_denied && !enforced.is_empty() {
+        let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));
+        let is_above = |pair: &Pair| !pair.is_shadow && pair.cost > pair.policy.quota_units();
+        let peeks = may_be_denied || check.pairs().iter().any(is_above);
+        if is_charge && peeks && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -179,7 +177,11 @@ impl RedisBackend {
         let refund = refund.with_deadline(end);
         let pairs: Vec<usize> = (0..refund.pairs().len()).collect();
         let parts: Vec<Refund> = pairs.chunks(REFUND_PAIRS).map(|pairs| refund.part(pairs)).collect();
-        let outcomes = join_all(parts.iter().map(|part| self.refund_until(part, end))).await;
+        let refunds = parts.iter().map(async |part| {
+            let refunded = timeout_at(end, self.refund_in_slot(part)).await;
+            refunded.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout))).map(drop)
+        });
+        let outcomes = join_all(refunds).await;
         for (part, _) in parts.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok()) {
             rollback.made(part);
         }
@@ -188,20 +190,6 @@ impl RedisBackend {
         // A rollback that was written off is lost already.
         if let (Some(_), Err(error)) = (state, outcome) {
             rollback.rollbacks.lose(&error);
-        }
-    }
-
-    /// Refunds units in one slot. A busy server has not run the refund, and gets it again: for example, if the cluster is down while a
-    /// replica takes over.
-    async fn refund_until(&self, refund: &Refund, end: Instant) -> Result<(), BackendError> {
-        loop {
-            let outcome = timeout_at(end, self.refund_in_slot(refund)).await;
-            match outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout))) {
-                Err(error) if error.reason() == Reason::Busy && Instant::now() < end => {
-                    sleep(BUSY_PAUSE).await
-                }
-                outcome => return outcome.map(drop),
-            }
         }
     }
 }

@@ -8,10 +8,14 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
+    time::Duration,
 };
 
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::{
     RedisBackend,
@@ -33,6 +37,9 @@ use crate::{
 /// The largest number of times that a command is sent which has not run.
 const MAX_ATTEMPTS: usize = 6;
 
+/// The pause before a change of a charge is sent again.
+const CHANGE_PAUSE: Duration = Duration::from_millis(100);
+
 /// A command for the server of one slot.
 struct Operation<'a> {
     slot: u16,
@@ -47,6 +54,25 @@ struct Operation<'a> {
     batchable: Option<&'a Check>,
     /// The clock in a reply that has changed nothing, in microseconds.
     clock: Option<u64>,
+    /// Whether the command was sent, and no reply shows that it has not run.
+    may_have_run: bool,
+}
+
+impl<'a> Operation<'a> {
+    /// Returns the operation of a command that is no check.
+    fn without_wait(slot: u16, command: Command<'a>, deadline: Option<Instant>) -> Self {
+        let (counts_unanswered, may_have_run) = (false, false);
+        Self {
+            slot,
+            command,
+            deadline,
+            counts_unanswered,
+            wait: None,
+            batchable: None,
+            clock: None,
+            may_have_run,
+        }
+    }
 }
 
 /// A command that was sent. If it is dropped without a reply, it is counted, because its charge may stand.
@@ -87,9 +113,21 @@ impl RedisBackend {
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
         let batchable = (matches!(patience, Patience::Caller) && is_batchable(check)).then_some(check);
-        let mut operation =
-            Operation { slot, command, deadline, counts_unanswered: charges, wait, batchable, clock: None };
-        let decision = match self.execute(&mut operation).await {
+        let mut operation = Operation {
+            slot,
+            command,
+            deadline,
+            counts_unanswered: charges,
+            wait,
+            batchable,
+            clock: None,
+            may_have_run: false,
+        };
+        let executed = match check.purpose() {
+            Purpose::Overage => Box::pin(self.change(&mut operation, check.deadline())).await,
+            _ => self.execute(&mut operation).await,
+        };
+        let decision = match executed {
             Ok((reply, pass)) => {
                 let decision = script::decision(check, &reply);
                 if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
@@ -114,7 +152,9 @@ impl RedisBackend {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let (slot, deadline) = (call.slot(), self.on_server(refund.deadline()));
         let command = Command::Script(&self.scripts.refund, &mut call);
-        script::changed_at(&self.change_in_slot(slot, command, deadline).await?)
+        let mut operation = Operation::without_wait(slot, command, deadline);
+        let (reply, _) = self.change(&mut operation, refund.deadline()).await?;
+        script::changed_at(&reply)
     }
 
     /// Deletes keys that are in one slot.
@@ -160,16 +200,27 @@ impl RedisBackend {
         command: Command<'_>,
         deadline: Option<Instant>,
     ) -> Result<Value, BackendError> {
-        let mut operation = Operation {
-            slot,
-            command,
-            deadline,
-            counts_unanswered: false,
-            wait: None,
-            batchable: None,
-            clock: None,
-        };
+        let mut operation = Operation::without_wait(slot, command, deadline);
         self.execute(&mut operation).await.map(|(reply, _)| reply)
+    }
+
+    /// Changes a charge. No request waits for it, so until this instant it is repeated after errors by which it has not run: a server that
+    /// cannot be reached or is busy, such as after a restart or while a replica takes over.
+    async fn change(
+        &self,
+        operation: &mut Operation<'_>,
+        end: Option<Instant>,
+    ) -> Result<(Value, Option<Pass>), BackendError> {
+        loop {
+            let outcome = self.execute(operation).await;
+            let has_run = |error: &BackendError| operation.may_have_run && error.reason() != Reason::Busy;
+            let is_over = end.is_none_or(|end| Instant::now() + CHANGE_PAUSE >= end);
+            if outcome.as_ref().map_or_else(has_run, |_| true) || is_over || Handle::try_current().is_err() {
+                return outcome;
+            }
+            sleep(CHANGE_PAUSE).await;
+            operation.may_have_run = false;
+        }
     }
 
     /// Sends a command to the server of its slot until a reply comes. It is sent again only after an error by which the server
@@ -224,6 +275,7 @@ impl RedisBackend {
             if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
                 break;
             }
+            operation.may_have_run = true;
             let (reply, is_batched) = self.send(operation, pass, &connection).await;
             let received = Instant::now();
             match reply {
@@ -259,6 +311,7 @@ impl RedisBackend {
                     failed = (!is_redirect(&error)).then(|| connection.server().clone());
                     let server = connection.server();
                     (node, last_error) = Box::pin(self.redirect(slot, wait, pass, server, error)).await?;
+                    operation.may_have_run = false;
                 }
             }
         }
@@ -272,7 +325,7 @@ impl RedisBackend {
         pass: &mut Option<Pass>,
         connection: &Connection,
     ) -> (RedisResult<Value>, bool) {
-        let Operation { slot, command, deadline, counts_unanswered, wait, batchable, clock } = operation;
+        let Operation { slot, command, deadline, counts_unanswered, wait, batchable, clock, .. } = operation;
         if let Command::Script(_, call) = &mut *command {
             // A batch may still share the call that it has answered.
             let call = Arc::make_mut(call);
