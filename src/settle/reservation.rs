@@ -43,11 +43,12 @@ use crate::{
 /// log's length.
 ///
 /// If a charge between older and newer charges is settled to 0, its record stays until its window has passed. The record then
-/// still counts towards the bound of a sliding log.
+/// still counts towards the bound of a sliding log. So many requests that are settled to 0 can fill the log of a key that several clients
+/// share, whatever its quota is: for such a key and a long window, use [buckets](crate::Algorithm::SlidingBuckets).
 ///
 /// Settling never delays a response. If the backend does not answer at once, the settlement goes through a
-/// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime processes. It is sent
-/// once and never resent. It has 5 s: after that, it changes nothing. If it is lost, the charge stands, and the loss is [counted](crate::Limiter::lost_settlements).
+/// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime processes. It is
+/// never sent again once it may have run. It has 5 s: after that, it changes nothing. If it is lost, the charge stands, and the loss is [counted](crate::Limiter::lost_settlements).
 ///
 /// ```
 /// use std::time::Duration;
