@@ -509,7 +509,7 @@ async fn success_of_another_host_does_not_end_backoff() {
     let (calls, gate) = (policy("calls", 1_000_000, SECOND), Policy::gate("api").unwrap());
     let learn = async |host: &str, stated: &Stated| {
         let tenant = Pair::new(PartitionKey::new("tenant", "t"), calls.clone(), 1);
-        let host = Pair::new(PartitionKey::new("host", host.to_owned()), gate.clone(), 1);
+        let host = Pair::new(PartitionKey::new("host", host), gate.clone(), 1);
         let admission = limits.admit([tenant, host]).await.unwrap();
         limits.learn(&admission, stated).await.unwrap()
     };

@@ -373,9 +373,9 @@ impl RedisBackend {
         connection: &Connection,
         in_flight: usize,
     ) -> Option<PendingReply> {
-        let key = GroupKey::new(check, slot, connection, self.injected_micros())?;
         let may_share = is_mergeable(check, matches!(self.topology, Topology::Server(_)));
-        Some(self.merger.join(key, call, pass, connection, &self.scripts, in_flight, may_share))
+        let key = GroupKey::new(check, may_share, slot, connection, self.injected_micros())?;
+        Some(self.merger.join(key, call, pass, connection, &self.scripts, in_flight))
     }
 
     /// Returns the node for a retry after this error, and the error of the attempt, which is the last one so far. If the node is another one,

@@ -68,17 +68,16 @@ impl Merger {
         connection: &Connection,
         scripts: &Arc<Scripts>,
         in_flight: usize,
-        may_share: bool,
     ) -> PendingReply {
         let (groups, time) = (&self.groups, CheckTime::from_call(call));
         let max_different = self.max_different(&key, in_flight);
         let mut open = groups.open.lock();
-        let joined = open.get(&key).filter(|batch| may_share && batch.has_room(time, max_different));
+        let joined = open.get(&key).filter(|batch| batch.has_room(time, max_different));
         let (batch, is_new) = match joined {
             Some(batch) => (batch.clone(), false),
             None => {
                 let batch = Arc::<Batch>::default();
-                if may_share {
+                if key.may_share {
                     open.insert(key.clone(), batch.clone());
                 }
                 (batch, true)

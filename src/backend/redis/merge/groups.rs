@@ -76,6 +76,8 @@ pub(crate) struct GroupKey {
     slot: u16,
     namespace: Namespace,
     purpose: Purpose,
+    /// Without it, the group has one check.
+    pub(super) may_share: bool,
     /// A batch is driven by the runtime of its checks, so that no other runtime can stop them.
     runtime: runtime::Id,
     has_one_thread: bool,
@@ -131,6 +133,7 @@ impl GroupKey {
     /// Returns the group of a check. Returns `None` if there is no runtime.
     pub(crate) fn new(
         check: &Check,
+        may_share: bool,
         slot: u16,
         connection: &Connection,
         at_micros: Option<u64>,
@@ -141,6 +144,7 @@ impl GroupKey {
             slot,
             namespace: check.scope().clone(),
             purpose: check.purpose(),
+            may_share,
             runtime: runtime.id(),
             has_one_thread: runtime.metrics().num_workers() == 1,
             at_micros,
