@@ -7,8 +7,11 @@ use tokio::sync::watch;
 use super::{Learning, Stated};
 use crate::{check::Check, lock::Lock, random::jittered};
 
-/// The number of backoffs. Keys that share one may wait longer than needed.
-const BACKOFFS: usize = 64;
+/// The number of sets of backoffs. A key has one of those of its set.
+const SETS: usize = 64;
+
+/// The number of keys of a set that back off at once. A further one takes the place of the key whose wait ends first.
+const KEYS_OF_SET: usize = 4;
 
 /// The longest wait after the first denial.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -16,7 +19,7 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 /// What a limiter remembers of the answers of an API.
 pub(crate) struct Learner {
     pub(crate) learning: Learning,
-    backoffs: Lock<[Backoff; BACKOFFS]>,
+    backoffs: Lock<Box<[[Backoff; KEYS_OF_SET]; SETS]>>,
     /// Each task that learns in the background has a receiver.
     pub(crate) tasks: watch::Sender<()>,
 }
@@ -35,7 +38,8 @@ struct Backoff {
 
 impl Learner {
     pub(crate) fn new(learning: Learning) -> Self {
-        let (backoffs, tasks) = (Lock::new([Backoff::default(); BACKOFFS]), watch::Sender::new(()));
+        let (backoffs, tasks) =
+            (Lock::new(Box::new([[Backoff::default(); KEYS_OF_SET]; SETS])), watch::Sender::new(()));
         Self { learning, backoffs, tasks }
     }
 
@@ -47,19 +51,25 @@ impl Learner {
             return obeys_waits.then_some(wait.min(max_wait));
         }
         let key = backing_off(check);
-        let backoff = &mut self.backoffs.lock()[key as usize % BACKOFFS];
-        let (is_own, is_later) = (backoff.key == key, at_micros > backoff.ends_at);
+        let mut backoffs = self.backoffs.lock();
+        let set = set_of(&mut backoffs, key);
+        let own = set.iter_mut().find(|backoff| backoff.key == key);
         if !stated.is_denial {
-            if is_own && is_later {
-                backoff.denials = 0;
+            if let Some(own) = own.filter(|own| at_micros > own.ends_at) {
+                own.denials = 0;
             }
             return None;
         }
-        if !is_own && is_later {
-            (backoff.key, backoff.denials) = (key, 0);
-        }
+        let backoff = match own {
+            Some(own) => own,
+            None => {
+                let first = set.iter_mut().min_by_key(|backoff| backoff.ends_at)?;
+                *first = Backoff { key, ..Backoff::default() };
+                first
+            }
+        };
         // A request that was admitted before the last wait may be denied after an admission.
-        backoff.denials = (backoff.denials + u32::from(is_later)).clamp(1, 31);
+        backoff.denials = (backoff.denials + u32::from(at_micros > backoff.ends_at)).clamp(1, 31);
         let wait = jittered(max_wait.min(FIRST_BACKOFF * (1 << backoff.denials) / 2));
         backoff.end_at(at_micros, wait);
         backs_off.then_some(wait)
@@ -67,7 +77,10 @@ impl Learner {
 
     /// Notes that the gates of a check are blocked for this wait from an instant on, which is later than that of the check.
     pub(crate) fn blocked(&self, check: &Check, at_micros: u64, wait: Duration) {
-        self.backoffs.lock()[backing_off(check) as usize % BACKOFFS].end_at(at_micros, wait);
+        let (key, mut backoffs) = (backing_off(check), self.backoffs.lock());
+        if let Some(own) = set_of(&mut backoffs, key).iter_mut().find(|backoff| backoff.key == key) {
+            own.end_at(at_micros, wait);
+        }
     }
 }
 
@@ -75,6 +88,10 @@ impl Backoff {
     fn end_at(&mut self, at_micros: u64, wait: Duration) {
         self.ends_at = self.ends_at.max(at_micros.saturating_add(wait.as_micros() as u64));
     }
+}
+
+fn set_of(backoffs: &mut [[Backoff; KEYS_OF_SET]; SETS], key: u64) -> &mut [Backoff; KEYS_OF_SET] {
+    &mut backoffs[key as usize % SETS]
 }
 
 /// Returns the hash of the key that backs off: that of the first gate, because only gates are blocked.
