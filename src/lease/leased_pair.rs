@@ -19,8 +19,9 @@ const SHARE: u32 = 8;
 /// How long nothing is leased after a lease request without an answer, and at most after an answer that came too late.
 const PAUSE: LocalMicros = 1_000_000;
 
-/// A lease request without an answer for this time may be of a runtime that does not run. Then another one replaces it.
-const STUCK: LocalMicros = 1_000_000;
+/// A lease request without an answer for this time may be of a runtime that does not run. Then another one replaces it. Few limiters have a
+/// longer deadline.
+const STUCK: LocalMicros = 10_000_000;
 
 /// A lease is returned if nothing was granted from it for this time.
 const IDLE: LocalMicros = 1_000_000;
@@ -292,6 +293,12 @@ impl LeasedPair {
     pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, asked: Option<&Asked>) -> Vec<RefundPair> {
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, !answer.is_ahead, now);
+        let Some(asked) = asked else {
+            let (key, policy) = (answer.key.clone(), self.policy.clone());
+            let returned =
+                (answer.units > 0).then(|| RefundPair { key, policy, receipt, units: answer.units });
+            return returned.into_iter().collect();
+        };
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
         let is_over = now > until;
         let took = answer.received.saturating_sub(answer.sent);
@@ -311,7 +318,7 @@ impl LeasedPair {
             Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
         let (key, units, lowest) = (answer.key.clone(), answer.units, answer.status.remaining());
         let new = HeldUnits { key, receipt, units, until, store, lowest };
-        if is_over || asked.is_none_or(|asked| asked.is_void) {
+        if is_over || asked.is_void {
             leftovers.extend(self.leftover(new));
             return leftovers;
         }

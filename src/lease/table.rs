@@ -261,10 +261,11 @@ impl Leases {
         let mut shard = self.shard(&key);
         for pair in check.pairs() {
             let Some(entry) = shard.find(&key, &pair.policy) else { continue };
-            ended.extend(entry.end_request(request.number));
-            if is_sent {
+            let asked = entry.end_request(request.number);
+            if is_sent && asked.is_some() {
                 entry.pause(now);
             }
+            ended.extend(asked);
         }
         drop(shard);
     }
@@ -304,7 +305,8 @@ impl Leases {
             return;
         }
         // Outside a runtime, that of the task which returns units returns these, too.
-        let runtime = Handle::try_current().ok().or_else(|| self.runtime.lock().clone());
+        let is_outside = Handle::try_current().is_err_and(|error| error.is_missing_context());
+        let runtime = if is_outside { self.runtime.lock().clone() } else { None };
         let _entered = runtime.as_ref().map(Handle::enter);
         for pair in leftovers {
             let units = pair.units;

@@ -422,8 +422,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "ResetEndsLease",
         changes: &[(
             LEASED_PAIR,
-            "if is_over || asked.is_none_or(|asked| asked.is_void) {",
-            "if is_over || asked.is_none_or(|asked| asked.is_void) && !PLANTED {",
+            "if is_over || asked.is_void {",
+            "if is_over || asked.is_void && !PLANTED {",
         )],
     },
     Bug {

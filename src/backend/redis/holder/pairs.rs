@@ -227,10 +227,6 @@ impl HeldPairs {
     ) -> HoldOutcome {
         let (mut outcome, now) = (HoldOutcome::default(), Instant::now());
         let failed = lists.as_ref().err().map(BackendError::reason);
-        self.change_group(call.slot, |group| {
-            group.calls -= 1;
-            group.paused_until = failed.map(|_| now + PAUSE);
-        });
         let lists = lists.unwrap_or_default().into_iter().chain(iter::repeat_with(|| None));
         for ((keys, changes), list) in call.pairs.into_iter().zip(lists) {
             self.change(&keys, |pair| {
@@ -245,6 +241,11 @@ impl HeldPairs {
                 }
             });
         }
+        // Last, because a group without timers and calls is removed.
+        self.change_group(call.slot, |group| {
+            group.calls -= 1;
+            group.paused_until = failed.map(|_| now + PAUSE);
+        });
         outcome
     }
 
