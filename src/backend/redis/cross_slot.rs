@@ -97,8 +97,7 @@ impl RedisBackend {
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
         let is_charge = purpose == Purpose::Reserve;
         let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));
-        let is_above = |pair: &Pair| !pair.is_shadow && pair.cost > pair.policy.quota_units();
-        let peeks = may_be_denied || check.pairs().iter().any(is_above);
+        let peeks = may_be_denied || check.pairs().iter().any(is_above_quota);
         if is_charge && peeks && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
@@ -194,6 +193,11 @@ impl RedisBackend {
     }
 }
 
+/// Returns whether a pair can never be admitted.
+fn is_above_quota(pair: &Pair) -> bool {
+    !pair.is_shadow && pair.cost > pair.policy.quota_units()
+}
+
 /// The state of a slot: the first table above.
 enum SlotState {
     Asked(Late),
@@ -279,8 +283,8 @@ impl<'a> Transaction<'a> {
         Self { backend, slots: slots.collect() }
     }
 
-    /// Charges the slots after a peek: first those with a pair that was denied a moment ago, and then the others, with the shadow
-    /// slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
+    /// Charges the slots after a peek: first those with a pair that was denied a moment ago or cannot be admitted, and then the others, with
+    /// the shadow slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
     async fn charge_in_two_steps(&mut self, check: &Check, shadows: &[&'a Vec<usize>]) {
         for slot in &mut self.slots {
             if let SlotState::Asked(_) = slot.state {
@@ -288,8 +292,10 @@ impl<'a> Transaction<'a> {
             }
         }
         let denied = check.hints.recently_denied.unwrap_or_default();
-        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
-        self.charge(check, was_denied).await;
+        let is_denied = |index: &usize| {
+            denied.get(*index) == Some(&true) || check.pairs().get(*index).is_some_and(is_above_quota)
+        };
+        self.charge(check, |slot| slot.pairs.iter().any(is_denied)).await;
         if CrossSlotVerdict::from_slots(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
             self.slots.extend(asked);
