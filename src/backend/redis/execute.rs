@@ -152,9 +152,7 @@ impl RedisBackend {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let (slot, deadline) = (call.slot(), self.on_server(refund.deadline()));
         let command = Command::Script(&self.scripts.refund, &mut call);
-        let mut operation = Operation::without_wait(slot, command, deadline);
-        let (reply, _) = self.change(&mut operation, refund.deadline()).await?;
-        script::changed_at(&reply)
+        script::changed_at(&self.repeat_in_slot(slot, command, deadline, refund.deadline()).await?)
     }
 
     /// Deletes keys that are in one slot.
@@ -204,18 +202,36 @@ impl RedisBackend {
         self.execute(&mut operation).await.map(|(reply, _)| reply)
     }
 
-    /// Changes a charge. No request waits for it, so until this instant it is repeated after errors by which it has not run: a server that
-    /// cannot be reached or is busy, such as after a restart or while a replica takes over.
+    /// Runs a change as [`change`](Self::change) does.
+    pub(super) async fn repeat_in_slot(
+        &self,
+        slot: u16,
+        command: Command<'_>,
+        deadline: Option<Instant>,
+        end: Option<Instant>,
+    ) -> Result<Value, BackendError> {
+        let mut operation = Operation::without_wait(slot, command, deadline);
+        self.change(&mut operation, end).await.map(|(reply, _)| reply)
+    }
+
+    /// Changes a charge. Until this instant, it is repeated after errors by which it has not run: a server that cannot be reached or is busy,
+    /// such as after a restart or while a replica takes over.
     async fn change(
         &self,
         operation: &mut Operation<'_>,
         end: Option<Instant>,
     ) -> Result<(Value, Option<Pass>), BackendError> {
+        let mut permit = None;
         loop {
             let outcome = self.execute(operation).await;
             let has_run = |error: &BackendError| operation.may_have_run && error.reason() != Reason::Busy;
             let is_over = end.is_none_or(|end| Instant::now() + CHANGE_PAUSE >= end);
             if outcome.as_ref().map_or_else(has_run, |_| true) || is_over || Handle::try_current().is_err() {
+                return outcome;
+            }
+            // Many of them must not take the place of those for other servers.
+            permit = permit.or_else(|| self.repeats.try_acquire().ok());
+            if permit.is_none() {
                 return outcome;
             }
             sleep(CHANGE_PAUSE).await;

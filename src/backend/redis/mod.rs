@@ -8,6 +8,8 @@ use std::{
     },
 };
 
+use tokio::sync::Semaphore;
+
 use crate::{
     backend::{Backend, BackendError, Reason, generation::Generations},
     check::{Check, Refund},
@@ -60,6 +62,9 @@ pub use servers::RedisServers;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
 use topology::Topology;
+
+/// The largest number of changes of charges that wait at once until they are sent again.
+const MAX_REPEATS: usize = 256;
 
 /// A backend in Redis (5 or newer) or Valkey, which any number of processes share.
 ///
@@ -179,6 +184,8 @@ pub struct RedisBackend {
     /// Whether a check of several keys may need several calls. Set by the first CROSSSLOT error.
     is_cluster: Arc<AtomicBool>,
     rollbacks: Arc<Rollbacks>,
+    /// The changes of charges that wait until they are sent again.
+    repeats: Arc<Semaphore>,
     unanswered: Arc<AtomicU64>,
     merger: Merger,
     holder: Arc<Holder>,
@@ -237,6 +244,7 @@ impl RedisBackend {
             scripts: Scripts::shared(),
             generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
+            repeats: Arc::new(Semaphore::new(MAX_REPEATS)),
             unanswered: Arc::default(),
             merger,
             #[cfg(feature = "test-util")]

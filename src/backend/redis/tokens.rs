@@ -42,7 +42,9 @@ impl TokenStore for RedisBackend {
                 let mut call = Call::settle_token(&token, part, pairs, generation, backend.injected_micros());
                 let (slot, deadline) = (call.slot(), backend.on_server(Some(token.deadline)));
                 let command = Command::Script(&backend.scripts.refund, &mut call);
-                script::token_outcome(&backend.change_in_slot(slot, command, deadline).await?)
+                script::token_outcome(
+                    &backend.repeat_in_slot(slot, command, deadline, Some(token.deadline)).await?,
+                )
             });
             let outcomes = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
             Ok(outcomes.into_iter().max().unwrap_or(TokenOutcome::Expired))
