@@ -279,7 +279,7 @@ impl Limiter {
     /// the deadline, the store changes nothing.
     ///
     /// With a key, blocks all gates of the limiter. The policies that a layer chooses by the request do not belong to the limiter: for these,
-    /// give [`Policies::pairs`](crate::Policies::pairs). While a store is unreachable, the outage rule decides, and a fallback in this process
+    /// give [`Draft::check_against`]. While a store is unreachable, the outage rule decides, and a fallback in this process
     /// knows of no block; only a denial that this process has seen stays until its wait has passed.
     ///
     /// # Errors

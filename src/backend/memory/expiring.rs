@@ -12,15 +12,15 @@ const MAX_REMOVED: usize = 2;
 
 /// The entries that have not expired, and some that have.
 pub(super) struct Expiring<K, V> {
-    /// Each with its place in `by_expiry`.
-    entries: HashMap<K, (Place, V)>,
-    by_expiry: BTreeMap<Place, K>,
+    /// Each with its key in `by_expiry`.
+    entries: HashMap<K, (Expiry, V)>,
+    by_expiry: BTreeMap<Expiry, K>,
     /// The number of entries that were added so far.
     added: u64,
 }
 
 /// When an entry expires, in microseconds, and its number.
-type Place = (u64, u64);
+type Expiry = (u64, u64);
 
 impl<K, V> Default for Expiring<K, V> {
     fn default() -> Self {
@@ -56,9 +56,9 @@ impl<K: Clone + Eq + Hash, V> Expiring<K, V> {
     /// Adds or replaces an entry.
     pub(super) fn insert(&mut self, key: K, expires_at: u64, value: V) {
         self.added += 1;
-        let place = (expires_at, self.added);
-        self.by_expiry.insert(place, key.clone());
-        if let Some((replaced, _)) = self.entries.insert(key, (place, value)) {
+        let expiry = (expires_at, self.added);
+        self.by_expiry.insert(expiry, key.clone());
+        if let Some((replaced, _)) = self.entries.insert(key, (expiry, value)) {
             self.by_expiry.remove(&replaced);
         }
     }
