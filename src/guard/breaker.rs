@@ -211,6 +211,11 @@ impl Circuit {
         }
     }
 
+    /// Returns whether the breaker is open or half-open, now.
+    pub(super) fn is_open(&self) -> bool {
+        self.0.lock().open.is_some()
+    }
+
     /// Returns whether the server has answered no check for this time.
     pub(super) fn is_silent(&self, time: Duration) -> bool {
         self.0.lock().is_silent(time)

@@ -151,6 +151,7 @@ impl Guard {
     #[cfg(feature = "redis")]
     pub(crate) fn retire(&self) {
         if let Some(open_for) = self.circuit.retire() {
+            self.sync_metrics();
             self.events.server_left(open_for);
         }
     }
@@ -174,11 +175,22 @@ impl Guard {
     fn log(&self, change: Option<BreakerChange>) {
         let events = &self.events;
         match change {
-            Some(BreakerChange::Opened(error)) => events.breaker_opened(&error),
-            Some(BreakerChange::Closed(open_for)) => events.breaker_closed(open_for),
+            Some(BreakerChange::Opened(error)) => {
+                self.sync_metrics();
+                events.breaker_opened(&error);
+            }
+            Some(BreakerChange::Closed(open_for)) => {
+                self.sync_metrics();
+                events.breaker_closed(open_for);
+            }
             Some(BreakerChange::Failed(error)) => events.failed(&error),
             None => {}
         }
+    }
+
+    /// Sets the metrics to the present state. Other threads may have changed it since the change that this thread has made.
+    fn sync_metrics(&self) {
+        self.events.sync_metrics(|| self.circuit.is_open());
     }
 
     /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight. Otherwise, the error is an
@@ -329,5 +341,22 @@ mod tests {
         assert!(guard.enter(None).is_err_and(|error| error.reason() == Reason::Overloaded));
         drop(pass);
         assert!(guard.enter(None).is_ok());
+    }
+
+    /// Another thread may close a breaker before the thread that has opened it reports this.
+    #[cfg(all(feature = "metrics", feature = "redis"))]
+    #[test]
+    fn late_report_of_opening_does_not_open_gauge() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let is_open = || recorder.handle().render().contains("rate_limit_breaker_open{server=\"test\"} 1");
+        metrics::with_local_recorder(&recorder, || {
+            let breaker = crate::outage::Breaker::new(1, Duration::from_secs(1));
+            let guard = Guard::for_backend(Protection::new(Some(breaker), Duration::from_secs(1), 1), "test");
+            let (ticket, error) = (guard.circuit.enter().unwrap(), BackendError::new(Reason::Connection));
+            let opened = guard.circuit.leave(ticket, Err(&error), || guard.protection.breaker());
+            guard.log(guard.circuit.close());
+            guard.log(opened);
+            assert!(!is_open(), "the breaker is closed");
+        });
     }
 }

@@ -261,16 +261,19 @@ impl BreakerMetrics {
         drop(self.open.gauge());
     }
 
-    pub(super) fn opened(&self) {
-        let gauge = self.open.gauge();
-        gauge.increment(1.0);
-        *self.counted.lock() = Some(gauge);
-    }
-
-    pub(super) fn closed(&self) {
-        let counted = self.counted.lock().take();
-        if let Some(gauge) = counted {
+    /// Counts the breaker as open or closed. `is_open` reads its present state under the lock, so the gauge is right after the last
+    /// call, in any order of the calls.
+    pub(super) fn sync(&self, is_open: impl FnOnce() -> bool) {
+        let mut counted = self.counted.lock();
+        if is_open() == counted.is_some() {
+            return;
+        }
+        if let Some(gauge) = counted.take() {
             gauge.decrement(1.0);
+        } else {
+            let gauge = self.open.gauge();
+            gauge.increment(1.0);
+            *counted = Some(gauge);
         }
     }
 }
@@ -278,7 +281,7 @@ impl BreakerMetrics {
 impl Drop for BreakerMetrics {
     /// A server that has left a cluster must not stay open.
     fn drop(&mut self) {
-        self.closed();
+        self.sync(|| false);
     }
 }
 

@@ -44,9 +44,7 @@ impl BreakerMetrics {
     #[cfg(feature = "redis")]
     pub(super) fn register(&self) {}
 
-    pub(super) fn opened(&self) {}
-
-    pub(super) fn closed(&self) {}
+    pub(super) fn sync(&self, _: impl FnOnce() -> bool) {}
 }
 
 #[cfg(feature = "redis")]

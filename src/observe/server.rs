@@ -55,9 +55,13 @@ impl ServerEvents {
         self.metrics.register();
     }
 
+    /// Sets the metrics to the present state of the circuit breaker, which `is_open` reads. Call it after each change.
+    pub(crate) fn sync_metrics(&self, is_open: impl FnOnce() -> bool) {
+        self.metrics.sync(is_open);
+    }
+
     /// Warns that the circuit breaker has opened, after this failure.
     pub(crate) fn breaker_opened(&self, error: &BackendError) {
-        self.metrics.opened();
         let pass = self.openings.pass();
         self.is_opening_logged.store(pass.is_some(), Ordering::Relaxed);
         if let Some(unlogged) = pass {
@@ -67,7 +71,6 @@ impl ServerEvents {
 
     /// Reports that the circuit breaker has closed, after it was open for this time.
     pub(crate) fn breaker_closed(&self, open_for: Duration) {
-        self.metrics.closed();
         if self.is_opening_logged.load(Ordering::Relaxed) {
             events::breaker_closed(&self.server, open_for);
         }
@@ -76,7 +79,6 @@ impl ServerEvents {
     /// Reports that the server has left the topology after its circuit breaker was open for this time.
     #[cfg(feature = "redis")]
     pub(crate) fn server_left(&self, open_for: Duration) {
-        self.metrics.closed();
         if self.is_opening_logged.load(Ordering::Relaxed) {
             events::server_left(&self.server, open_for);
         }
