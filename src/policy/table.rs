@@ -218,13 +218,17 @@ impl PolicyTable {
         let (name, tier) = (name.into(), tier.into());
         let mut state = self.write();
         let problem = check(&state.live_uses(), Some(&name), &tier)?;
+        state.forget_problem(Some(&name));
         self.note(&mut state, problem);
         Ok(Arc::make_mut(&mut state.entries).named.insert(name, tier))
     }
 
     /// Removes a name, which has the default tier from then on, and returns its previous tier.
     pub fn remove(&self, name: &str) -> Option<Tier> {
-        let previous = Arc::make_mut(&mut self.write().entries).named.remove(name);
+        let mut state = self.write();
+        state.forget_problem(Some(name));
+        let previous = Arc::make_mut(&mut state.entries).named.remove(name);
+        drop(state);
         self.expect_warning();
         previous
     }
@@ -238,6 +242,7 @@ impl PolicyTable {
         let tier = tier.into();
         let mut state = self.write();
         let problem = check(&state.live_uses(), None, &tier)?;
+        state.forget_problem(None);
         self.note(&mut state, problem);
         Arc::make_mut(&mut state.entries).default = tier;
         Ok(())
@@ -270,6 +275,8 @@ impl PolicyTable {
         let entries = with.entries();
         let mut state = self.write();
         let problem = entries.check(&state.live_uses())?;
+        // The problem of an earlier change is that of a tier that is no longer in force.
+        state.problem = None;
         self.note(&mut state, problem);
         let previous = mem::replace(&mut state.entries, entries);
         drop(state);
@@ -363,6 +370,13 @@ impl PolicyTable {
 }
 
 impl State {
+    /// Removes the problem of a tier that is about to change. `None` is the default tier.
+    fn forget_problem(&mut self, name: Option<&str>) {
+        self.problem.take_if(
+            |problem| matches!(problem, ConfigError::InvalidTier { name: of, .. } if of.as_deref() == name),
+        );
+    }
+
     fn live_uses(&self) -> Vec<Arc<TableUse>> {
         self.uses.iter().filter_map(Weak::upgrade).collect()
     }

@@ -144,6 +144,30 @@ async fn tier_whose_log_may_be_full_causes_one_warning() {
     assert_eq!(events.take().len(), 1);
 }
 
+/// A tier that is no longer in force has no problem.
+#[tokio::test]
+async fn change_ends_problem_of_earlier_tier() {
+    let (events, _guard) = Events::collect();
+    let (small, large) = (policy("requests", FULL, MINUTE), policy("requests", FULL + 1, MINUTE));
+    let table = PolicyTable::new(small.clone()).lists_exceptions();
+    let site = serve(with_table(&table).build().unwrap()).await;
+    let previous = table.replace(PolicyTable::new(large.clone()).with("gold", large.clone())).unwrap();
+    table.replace(previous).unwrap();
+    assert_eq!(send(&site, "gold").await.0, 200);
+    table.set("gold", large.clone()).unwrap();
+    table.set("gold", small.clone()).unwrap();
+    assert_eq!(send(&site, "gold").await.0, 200);
+    table.set("gold", large.clone()).unwrap();
+    table.remove("gold");
+    assert_eq!(send(&site, "gold").await.0, 200);
+    assert_eq!(events.take(), Vec::<String>::new());
+    // A change of another tier does not end a problem.
+    table.set_default(large).unwrap();
+    table.set("gold", small).unwrap();
+    assert_eq!(send(&site, "gold").await.0, 200);
+    assert_eq!(events.take().len(), 1);
+}
+
 /// Returns the events of three requests of this tier, which have the default of the table.
 async fn events_of_tier(site: &Site, tier: &str, events: &Events) -> Vec<String> {
     for _ in 0..3 {
