@@ -319,7 +319,11 @@ impl CircuitState {
             return is_opening.then(|| BreakerChange::Opened(error.clone()));
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
-        if matches!(error.reason(), Reason::NoPermission | Reason::OutOfMemory) {
+        // These may last while the store goes on denying, so that the breaker never opens.
+        if matches!(
+            error.reason(),
+            Reason::NoPermission | Reason::OutOfMemory | Reason::ReadOnly | Reason::Other
+        ) {
             let (began, last) = self.unreported.get_or_insert_with(|| (now, error.clone()));
             *last = error.clone();
             if now - *began >= UNREPORTED {

@@ -20,6 +20,8 @@ pub(crate) struct ServerEvents {
     is_opening_logged: AtomicBool,
     no_permission: Throttle,
     out_of_memory: Throttle,
+    read_only: Throttle,
+    other: Throttle,
     failed: Throttle,
     overloaded: Throttle,
     #[cfg(feature = "redis")]
@@ -37,6 +39,8 @@ impl ServerEvents {
             is_opening_logged: AtomicBool::new(false),
             no_permission: Throttle::default(),
             out_of_memory: Throttle::default(),
+            read_only: Throttle::default(),
+            other: Throttle::default(),
             failed: Throttle::default(),
             overloaded: Throttle::default(),
             #[cfg(feature = "redis")]
@@ -89,6 +93,8 @@ impl ServerEvents {
         let throttle = match error.reason() {
             Reason::NoPermission => &self.no_permission,
             Reason::OutOfMemory => &self.out_of_memory,
+            Reason::ReadOnly => &self.read_only,
+            Reason::Other => &self.other,
             _ => &self.failed,
         };
         throttle.log(|unlogged| events::check_failed(&self.server, error, unlogged));

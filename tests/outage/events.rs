@@ -127,7 +127,7 @@ async fn flapping_breaker_causes_few_events() {
 
 #[tokio::test(start_paused = true)]
 async fn interrupted_failures_cause_one_event_per_minute() {
-    for reason in [Reason::NoPermission, Reason::OutOfMemory] {
+    for reason in [Reason::NoPermission, Reason::OutOfMemory, Reason::ReadOnly, Reason::Other] {
         let (events, _guard) = Events::collect();
         let limiter = script((0..100).flat_map(|_| [Unavailable(reason), Admit]));
         check(&limiter, 40).await;
@@ -149,6 +149,22 @@ async fn rare_failures_without_permission_cause_an_event() {
     advance(SECOND).await;
     check(&limiter, 1).await;
     assert_eq!(summary(&events), [FAILED], "the second failure causes an event");
+}
+
+/// Denials in between keep the breaker closed.
+#[tokio::test(start_paused = true)]
+async fn failed_writes_among_denials_cause_an_event() {
+    for reason in [Reason::NoPermission, Reason::OutOfMemory, Reason::ReadOnly, Reason::Other] {
+        let (events, _guard) = Events::collect();
+        let limiter = script((0..9).flat_map(|_| [Unavailable(reason), FakeAnswer::Deny(Wait::For(MINUTE))]));
+        for key in 0..18_u8 {
+            let _ = limiter.check(PartitionKey::new("user", [key])).await;
+            advance(SECOND / 5).await;
+        }
+        let warnings: Vec<_> =
+            summary(&events).into_iter().filter(|event| !event.starts_with("DEBUG")).collect();
+        assert_eq!(warnings, [FAILED], "{reason:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
