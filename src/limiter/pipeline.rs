@@ -19,7 +19,7 @@ use crate::{
     guard::before,
     lease::{LeaseLookup, LeaseMiss, RequestInFlight},
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, DecidedPairs},
+    observe::DecidedPairs,
     outage::OutageRule,
     policy::cost_of,
 };
@@ -80,7 +80,7 @@ impl Limiter {
             return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
         }
         if check.purpose().is_counted() {
-            check.pairs().iter().for_each(|pair| observe::cost_above_quota(pair.borrowed()));
+            check.pairs().iter().for_each(|pair| events.cost_above_quota(pair.borrowed()));
         }
         let known = |decided: Decided| {
             events.decided(check, &decided, None);
@@ -177,7 +177,7 @@ impl Limiter {
             if purpose != Purpose::Peek {
                 // One unit is above no quota.
                 if costs.is_some() {
-                    policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
+                    policies.iter().for_each(|policy| events.cost_above_quota(pair(policy)));
                 }
                 events.decision(decision, DecidedPairs::OfKey(key));
             }

@@ -128,7 +128,7 @@ pub(super) fn shadow_denied(status: &Status, pseudonym: impl FnOnce() -> Option<
     );
 }
 
-pub(super) fn cost_above_quota(pair: PairRef<'_>) {
+pub(super) fn cost_above_quota(pair: PairRef<'_>, unlogged: u64) {
     let problem = if pair.is_shadow {
         "the cost of a request is above the quota of a shadow policy: the policy would never admit it"
     } else {
@@ -139,15 +139,17 @@ pub(super) fn cost_above_quota(pair: PairRef<'_>) {
         policy = pair.policy.name(),
         cost = pair.cost,
         quota = pair.policy.quota_units(),
+        unlogged,
         "{problem}",
     );
 }
 
 #[cfg(any(feature = "calendar", feature = "redis"))]
-pub(super) fn earlier_period(policy: &Policy) {
+pub(super) fn earlier_period(policy: &Policy, unlogged: u64) {
     event!(
         warn,
         policy = policy.name(),
+        unlogged,
         "the calendar period begins earlier than the one that the store counts, which goes on: the zones, anchors or time zone data of processes differ, or have changed",
     );
 }

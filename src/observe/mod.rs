@@ -55,12 +55,18 @@ use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
 pub(crate) use throttle::{IS_LOGGED, Throttle};
 
-/// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
-/// the configuration.
-#[inline]
-pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
-    if pair.cost > pair.policy.quota_units() && pair.policy.first_warning(PolicyWarning::CostAboveQuota) {
-        events::cost_above_quota(pair);
+/// The largest number of warnings about policies per minute. A service may make a policy for each request.
+const MAX_POLICY_WARNINGS: u32 = 8;
+
+/// Warns once per policy and its clones, if the throttle permits. A policy whose warning is not permitted warns later.
+#[cold]
+fn warn_once(policy: &Policy, warning: PolicyWarning, throttle: &Throttle, event: impl FnOnce(u64)) {
+    let has_warned = policy.has_warned(warning);
+    if !has_warned.load(Ordering::Relaxed)
+        && let Some(unlogged) = throttle.pass()
+        && !has_warned.swap(true, Ordering::Relaxed)
+    {
+        event(unlogged);
     }
 }
 
@@ -68,9 +74,15 @@ pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
 #[cfg(any(feature = "calendar", feature = "redis"))]
 #[cold]
 pub(crate) fn earlier_period(policy: &Policy) {
-    if policy.first_warning(PolicyWarning::EarlierPeriod) {
-        events::earlier_period(policy);
+    // A count has no limiter, and threads that count do not wait for each other.
+    thread_local! {
+        static THROTTLE: Throttle = const { Throttle::per_minute(MAX_POLICY_WARNINGS) };
     }
+    THROTTLE.with(|throttle| {
+        warn_once(policy, PolicyWarning::EarlierPeriod, throttle, |unlogged| {
+            events::earlier_period(policy, unlogged);
+        });
+    });
 }
 
 /// The events of a limiter.
@@ -78,6 +90,7 @@ pub(crate) struct LimiterEvents {
     /// The store and the namespace of the limiter.
     store: Box<str>,
     unknown_policy: AtomicBool,
+    cost_above_quota: Throttle,
     not_learned: Throttle,
     misconfigured: Throttle,
     full: Throttle,
@@ -101,6 +114,7 @@ impl LimiterEvents {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
+            cost_above_quota: Throttle::per_minute(MAX_POLICY_WARNINGS),
             not_learned: Throttle::default(),
             misconfigured: Throttle::default(),
             full: Throttle::default(),
@@ -110,6 +124,17 @@ impl LimiterEvents {
             pseudonyms,
             counters: LimiterCounters::default(),
             metrics: LimiterMetrics::new(policies),
+        }
+    }
+
+    /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
+    /// the configuration.
+    #[inline]
+    pub(crate) fn cost_above_quota(&self, pair: PairRef<'_>) {
+        if pair.cost > pair.policy.quota_units() {
+            warn_once(pair.policy, PolicyWarning::CostAboveQuota, &self.cost_above_quota, |unlogged| {
+                events::cost_above_quota(pair, unlogged);
+            });
         }
     }
 

@@ -759,9 +759,9 @@ impl Policy {
         self.0.text.get_or_init(make)
     }
 
-    /// Returns true for the first call on any clone, for a warning that is logged once.
-    pub(crate) fn first_warning(&self, warning: PolicyWarning) -> bool {
-        !self.0.warned[warning as usize].swap(true, Ordering::Relaxed)
+    /// Returns whether a warning that is logged once has been logged. All clones share it.
+    pub(crate) fn has_warned(&self, warning: PolicyWarning) -> &AtomicBool {
+        &self.0.warned[warning as usize]
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Costs, Limiter, LimiterBuilder, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer,
-    backend::Reason, key, limit, peer_ip, policy::Rate, testing::FakeBackend,
+    backend::Reason, key, limit, peer_ip, policy::Rate, protocol::Draft, testing::FakeBackend,
 };
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
@@ -73,6 +73,24 @@ fn cost_above_quota_causes_one_warning_per_policy() {
         };
         assert_eq!([count(1), count(5), count(5), count(6), count(6)], [0, 1, 1, 2, 2]);
     });
+}
+
+/// A service may make the policy for each request, and a client may choose the cost.
+#[tokio::test(start_paused = true)]
+async fn policy_per_request_causes_few_warnings() {
+    let (events, _guard) = Events::collect();
+    let limiter = Limiter::builder(FakeBackend::admitting()).without_policies().build().unwrap();
+    for unlogged in [0, 92] {
+        for _ in 0..100 {
+            let draft = Draft::check_against(alice(), policy("per-request", 1), 2);
+            let _ = limiter.check(draft).await.unwrap();
+        }
+        let warnings = events.take();
+        assert_eq!(warnings.len(), 8, "{warnings:?}");
+        assert!(warnings[0].contains("above the quota"), "{warnings:?}");
+        assert!(warnings[0].contains(&format!("unlogged={unlogged} ")), "{warnings:?}");
+        tokio::time::advance(MINUTE).await;
+    }
 }
 
 #[test]
