@@ -110,8 +110,8 @@ impl LimiterMetrics {
             |reason: &Reason| Series::new(UNAVAILABLE_CHECKS, vec![label("reason", reason.name())]);
         let settlements = |outcome| Series::new(SETTLEMENTS, vec![label("outcome", outcome)]);
         let metrics = Self {
-            policies: ByName::new(policies.iter().map(Policy::name), PolicyMetrics::new),
-            routes: ByName::new([], |route| RequestMetrics::new(Some(route))),
+            policies: ByName::new(policies.iter().map(Policy::name), PolicyMetrics::new, |_| {}),
+            routes: ByName::new([], |route| RequestMetrics::new(Some(route)), RequestMetrics::register),
             unrouted: RequestMetrics::new(None),
             unavailable: Reason::ALL.iter().map(unavailable).collect(),
             duration: Series::new(CHECK_DURATION, vec![]),
@@ -124,7 +124,9 @@ impl LimiterMetrics {
         drop(counter!(LOST_ROLLBACKS));
         drop(counter!(INTERRUPTED_UNITS));
         metrics.policies.known().for_each(PolicyMetrics::register);
-        for counter in [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements] {
+        metrics.unrouted.register();
+        let counters = [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements];
+        for counter in counters.into_iter().chain(&metrics.unavailable) {
             drop(counter.counter());
         }
         metrics
@@ -234,6 +236,11 @@ impl RequestMetrics {
         Self(RequestOutcome::NAMES.map(|outcome| {
             Series::new(REQUESTS, [label("outcome", outcome)].into_iter().chain(route.clone()).collect())
         }))
+    }
+
+    /// Registers all outcomes. Otherwise, `rate` would miss the first requests of an outage.
+    fn register(&self) {
+        self.0.iter().for_each(|counter| drop(counter.counter()));
     }
 
     fn count(&self, outcome: RequestOutcome) {

@@ -46,6 +46,8 @@ impl Series {
 /// Metrics by the value of a label. The number of values is bounded.
 pub(super) struct ByName<T> {
     new: fn(SharedString) -> T,
+    /// Registers the metrics of a further value.
+    register: fn(&T),
     /// The values that are known when the limiter is built.
     known: Vec<(Box<str>, T)>,
     others: RwLock<HashMap<Box<str>, Arc<T>>>,
@@ -54,9 +56,13 @@ pub(super) struct ByName<T> {
 }
 
 impl<T> ByName<T> {
-    pub(super) fn new<'a>(known: impl IntoIterator<Item = &'a str>, new: fn(SharedString) -> T) -> Self {
+    pub(super) fn new<'a>(
+        known: impl IntoIterator<Item = &'a str>,
+        new: fn(SharedString) -> T,
+        register: fn(&T),
+    ) -> Self {
         let known = known.into_iter().map(|name| (name.into(), new(shared(name)))).collect();
-        Self { new, known, others: RwLock::default(), rest: OnceLock::new() }
+        Self { new, register, known, others: RwLock::default(), rest: OnceLock::new() }
     }
 
     pub(super) fn known(&self) -> impl Iterator<Item = &T> {
@@ -81,11 +87,16 @@ impl<T> ByName<T> {
             return known;
         }
         let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
-        if others.len() >= MAX_NAMES && !others.contains_key(name) {
-            return None;
+        let known = others.get(name).cloned();
+        if known.is_some() || others.len() >= MAX_NAMES {
+            return known;
         }
-        let new = || Arc::new((self.new)(shared(name)));
-        Some(others.entry(name.into()).or_insert_with(new).clone())
+        let new = Arc::new((self.new)(shared(name)));
+        others.insert(name.into(), new.clone());
+        // The recorder is not asked under the lock.
+        drop(others);
+        (self.register)(&new);
+        Some(new)
     }
 }
 
@@ -102,7 +113,8 @@ mod tests {
 
     #[test]
     fn label_has_bounded_number_of_names() {
-        let counters = ByName::new(["known"], |name| Series::new("total", vec![Label::new("name", name)]));
+        let new = |name| Series::new("total", vec![Label::new("name", name)]);
+        let counters = ByName::new(["known"], new, |counter| drop(counter.counter()));
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || {
             for name in 0..MAX_NAMES + 10 {

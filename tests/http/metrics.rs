@@ -35,6 +35,12 @@ async fn requests_count_by_outcome_and_matched_route() {
         let builder = if is_immediate { limits(memory) } else { limits(Later(memory)) };
         let limits = builder.exempt(|head| head.uri.path() == "/health").build().unwrap();
         let site = Site::serve(app().layer(limits)).await;
+        let has = |series| Scrape::of(&recorder.handle()).has(series);
+        // A rate needs a value of 0 before the first outage.
+        assert!(has(r#"requests_total{outcome="unavailable"}"#));
+        assert!(!has(r#"requests_total{outcome="unavailable",route="/health"}"#));
+        site.get("/health", &[]).await;
+        assert!(has(r#"requests_total{outcome="unavailable",route="/health"}"#));
         let mut statuses = Vec::new();
         for (path, headers) in [
             ("/users/1", &[ALICE][..]),
@@ -54,7 +60,7 @@ async fn requests_count_by_outcome_and_matched_route() {
             (r#"outcome="admitted""#, 1.0),
             (r#"outcome="admitted",route="/users/{id}""#, 3.0),
             (r#"outcome="denied",route="/users/{id}""#, 1.0),
-            (r#"outcome="exempt",route="/health""#, 1.0),
+            (r#"outcome="exempt",route="/health""#, 2.0),
             (r#"outcome="invalid_key",route="/users/{id}""#, 1.0),
         ];
         assert_eq!(scrape.non_zero("requests_total"), expected, "{is_immediate}");

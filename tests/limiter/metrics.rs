@@ -168,6 +168,11 @@ async fn outage_counts_reasons_and_opens_gauge() {
     let (down, full) = (Unavailable(Reason::Connection), Unavailable(Reason::Full));
     let scrape = || Scrape::of(&recorder.handle());
     let one = limiter(&[full, down, down, down, down, Admit]);
+    // A rate needs a value of 0 before the first failures.
+    for reason in Reason::ALL {
+        let series = format!(r#"unavailable_checks_total{{reason="{}"}}"#, reason.name());
+        assert!(scrape().has(&series), "{series}");
+    }
     one.check(alice()).await.unwrap_err();
     // A breaker opens only if the last answer is one deadline old.
     advance(SECOND).await;
