@@ -13,14 +13,14 @@ const MAX_REMOVED: usize = 2;
 /// The entries that have not expired, and some that have.
 pub(super) struct Expiring<K, V> {
     /// Each with its key in `by_expiry`.
-    entries: HashMap<K, (Expiry, V)>,
-    by_expiry: BTreeMap<Expiry, K>,
+    entries: HashMap<K, (ExpiryKey, V)>,
+    by_expiry: BTreeMap<ExpiryKey, K>,
     /// The number of entries that were added so far.
     added: u64,
 }
 
 /// When an entry expires, in microseconds, and its number.
-type Expiry = (u64, u64);
+type ExpiryKey = (u64, u64);
 
 impl<K, V> Default for Expiring<K, V> {
     fn default() -> Self {

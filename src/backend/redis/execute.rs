@@ -291,7 +291,6 @@ impl RedisBackend {
             if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
                 break;
             }
-            operation.may_have_run = true;
             let (reply, is_batched) = self.send(operation, pass, &connection).await;
             let received = Instant::now();
             match reply {
@@ -326,8 +325,7 @@ impl RedisBackend {
                     // Unless another node has the slot, only another connection helps.
                     failed = (!is_redirect(&error)).then(|| connection.server().clone());
                     let server = connection.server();
-                    (node, last_error) = Box::pin(self.redirect(slot, wait, pass, server, error)).await?;
-                    operation.may_have_run = false;
+                    (node, last_error) = Box::pin(self.redirect(operation, pass, server, error)).await?;
                 }
             }
         }
@@ -341,6 +339,7 @@ impl RedisBackend {
         pass: &mut Option<Pass>,
         connection: &Connection,
     ) -> (RedisResult<Value>, bool) {
+        operation.may_have_run = true;
         let Operation { slot, command, deadline, counts_unanswered, wait, batchable, clock, .. } = operation;
         if let Command::Script(_, call) = &mut *command {
             // A batch may still share the call that it has answered.
@@ -398,16 +397,18 @@ impl RedisBackend {
     /// ends the pass.
     async fn redirect(
         &self,
-        slot: u16,
-        wait: Option<CheckWait<'_>>,
+        operation: &mut Operation<'_>,
         pass: &mut Option<Pass>,
         failed: &Arc<ServerState>,
         error: RedisError,
     ) -> Result<(Node, Option<BackendError>), BackendError> {
+        let Operation { slot, wait, .. } = *operation;
         let redirect = by_deadline(wait, self.topology.redirect(slot, failed, &error)).await?;
         let has_moved = is_redirect(&error);
         let mut error = unavailable(error);
         let Some(node) = redirect else { return Err(error) };
+        // It has not run.
+        operation.may_have_run = false;
         let node = node.map_err(unavailable)?;
         if let Some(pass) = pass.take_if(|pass| !Arc::ptr_eq(&pass.guard, node.guard())) {
             if has_moved {
