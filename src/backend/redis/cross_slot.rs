@@ -27,9 +27,9 @@
 //! result: it stays if those of the other slots stay. A check does not wait for such a slot for longer than half of its time. If all
 //! slots have shadow pairs only, the check is admitted if one of them replies.
 //!
-//! If the limiter knows that a pair was denied a moment ago, or if a cost is above its quota, the slots are peeked first and charged only
-//! if none denies: first the slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does
-//! not charge and roll back the other slots with every request, and does not starve those who share them.
+//! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies: first the
+//! slot of that pair, and then the others, with the slots of shadow pairs only. If a cost is above its quota, they are only peeked. So a
+//! client over its limit does not charge and roll back the other slots with every request, and does not starve those who share them.
 
 use std::{
     collections::BTreeMap,
@@ -76,7 +76,10 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<Decision, BackendError> {
+        let is_never_admitted =
+            check.pairs().iter().any(|pair| !pair.is_shadow && pair.cost > pair.policy.quota_units());
         let purpose = match check.purpose() {
+            Purpose::Charge | Purpose::Reserve | Purpose::Lease if is_never_admitted => Purpose::Peek,
             // A lease has one partition key, and so one slot.
             Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
             Purpose::Peek => Purpose::Peek,
@@ -97,8 +100,7 @@ impl RedisBackend {
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
         let is_charge = purpose == Purpose::Reserve;
         let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));
-        let peeks = may_be_denied || check.pairs().iter().any(is_above_quota);
-        if is_charge && peeks && !enforced.is_empty() {
+        if is_charge && may_be_denied && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -193,11 +195,6 @@ impl RedisBackend {
     }
 }
 
-/// Returns whether a pair can never be admitted.
-fn is_above_quota(pair: &Pair) -> bool {
-    !pair.is_shadow && pair.cost > pair.policy.quota_units()
-}
-
 /// The state of a slot: the first table above.
 enum SlotState {
     Asked(Late),
@@ -283,8 +280,8 @@ impl<'a> Transaction<'a> {
         Self { backend, slots: slots.collect() }
     }
 
-    /// Charges the slots after a peek: first those with a pair that was denied a moment ago or cannot be admitted, and then the others, with
-    /// the shadow slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
+    /// Charges the slots after a peek: first those with a pair that was denied a moment ago, and then the others, with the shadow
+    /// slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
     async fn charge_in_two_steps(&mut self, check: &Check, shadows: &[&'a Vec<usize>]) {
         for slot in &mut self.slots {
             if let SlotState::Asked(_) = slot.state {
@@ -292,10 +289,8 @@ impl<'a> Transaction<'a> {
             }
         }
         let denied = check.hints.recently_denied.unwrap_or_default();
-        let is_denied = |index: &usize| {
-            denied.get(*index) == Some(&true) || check.pairs().get(*index).is_some_and(is_above_quota)
-        };
-        self.charge(check, |slot| slot.pairs.iter().any(is_denied)).await;
+        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
+        self.charge(check, was_denied).await;
         if CrossSlotVerdict::from_slots(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
             self.slots.extend(asked);
