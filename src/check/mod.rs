@@ -322,6 +322,11 @@ impl Check {
         self.pairs.iter().all(|pair| pair.is_shadow)
     }
 
+    /// Returns whether no wait helps: an enforcing pair costs more than its quota.
+    pub(crate) fn is_never_admitted(&self) -> bool {
+        self.pairs.iter().any(|pair| !pair.is_shadow && pair.cost > pair.policy.quota_units())
+    }
+
     /// Returns the same check with the pairs whose policies have these properties. `None` if there are none.
     pub(crate) fn of_policies(&self, of: impl Fn(&Properties) -> bool) -> Option<Self> {
         let pairs: Pairs = self.pairs.iter().filter(|pair| of(pair.policy.properties())).cloned().collect();

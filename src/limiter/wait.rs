@@ -93,7 +93,7 @@ fn asks_at(
 /// Returns whether the place in the queue has no effect on this check: no wait helps, or none is needed.
 fn skips_queue(check: &Check) -> bool {
     let mut pairs = check.pairs().iter().filter(|pair| !pair.is_shadow);
-    pairs.clone().any(|pair| pair.cost > pair.policy.quota_units()) || pairs.all(|pair| pair.cost == 0)
+    check.is_never_admitted() || pairs.all(|pair| pair.cost == 0)
 }
 
 #[cfg(test)]

@@ -76,10 +76,8 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<Decision, BackendError> {
-        let is_never_admitted =
-            check.pairs().iter().any(|pair| !pair.is_shadow && pair.cost > pair.policy.quota_units());
         let purpose = match check.purpose() {
-            Purpose::Charge | Purpose::Reserve | Purpose::Lease if is_never_admitted => Purpose::Peek,
+            Purpose::Charge | Purpose::Reserve | Purpose::Lease if check.is_never_admitted() => Purpose::Peek,
             // A lease has one partition key, and so one slot.
             Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
             Purpose::Peek => Purpose::Peek,

@@ -76,7 +76,7 @@ pub(crate) struct GroupKey {
     slot: u16,
     namespace: Namespace,
     purpose: Purpose,
-    /// Without it, the group has one check.
+    /// Whether its checks share a call. Otherwise, a batch has one check.
     pub(super) may_share: bool,
     /// A batch is driven by the runtime of its checks, so that no other runtime can stop them.
     runtime: runtime::Id,

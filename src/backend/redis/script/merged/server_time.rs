@@ -25,7 +25,8 @@ const MAX_MICROS: u64 = 2_000;
 const MICROS_BY_RECORDS: [(u64, u64); 5] =
     [(128, 40), (1_024, 66), (4_096, 90), (65_536, 130), (u64::MAX, 290)];
 
-/// Of this process. Otherwise, a client could choose different checks with one identity, and so a longer call.
+/// The number with which the hash of each identity begins. If it were known, a client could choose different checks with one identity, and so
+/// a longer call.
 static SEED: LazyLock<u64> = LazyLock::new(random);
 
 /// What a check adds to a merged call.
