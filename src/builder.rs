@@ -32,7 +32,7 @@ use crate::{
 /// [`RateLimitLayer::builder`]. [The guide](crate::guide::deployment#hash-secret) states where to keep the secret.
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `.build()?`"]
-pub struct Builder {
+pub struct RateLimitLayerBuilder {
     limiter: Source,
     has_key: bool,
     /// A method that has no effect together with `plan_by`.
@@ -78,7 +78,7 @@ pub enum Source {
 /// Adds settings of the limiter to the builder of a layer.
 macro_rules! limiter_settings {
     ($($(#[$doc:meta])+ $name:ident($value:ident: $type:ty);)+) => {
-        impl Builder {
+        impl RateLimitLayerBuilder {
             $($(#[$doc])+
             pub fn $name(self, $value: $type) -> Self {
                 self.limiter(stringify!($name), |limiter| limiter.$name($value))
@@ -92,8 +92,8 @@ impl RateLimitLayer {
     ///
     /// The policies of a shared limiter apply in addition to those of the layer. Set its settings, such as its deadline, with
     /// [`Limiter::builder`].
-    pub fn builder(backend_or_limiter: impl IntoSource) -> Builder {
-        Builder {
+    pub fn builder(backend_or_limiter: impl IntoSource) -> RateLimitLayerBuilder {
+        RateLimitLayerBuilder {
             limiter: backend_or_limiter.into_source(),
             has_key: false,
             unplanned: None,
@@ -105,7 +105,7 @@ impl RateLimitLayer {
     }
 }
 
-impl Builder {
+impl RateLimitLayerBuilder {
     fn limiter(self, method: &'static str, change: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Self {
         let limiter = match self.limiter {
             Source::Own(builder) => Source::Own(Box::new(change(*builder))),
@@ -693,8 +693,8 @@ limiter_settings! {
     deadline(deadline: Duration);
     /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
     breaker(breaker: impl Into<Option<Breaker>>);
-    /// Sets how many checks may be in flight; see [`LimiterBuilder::max_in_flight`].
-    max_in_flight(checks: usize);
+    /// Sets how many checks may be in flight; see [`LimiterBuilder::max_checks_in_flight`].
+    max_checks_in_flight(checks: usize);
     /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
     near_limit(fraction: f64);
     /// Adds pseudonyms of partition keys to the events of denials, under a secret of at least 32 random bytes; see
@@ -721,7 +721,7 @@ fn either(
 
 /// Explains a forgotten `build`. It is never implemented.
 #[diagnostic::on_unimplemented(
-    message = "a `Builder` is not a layer",
+    message = "a `RateLimitLayerBuilder` is not a layer",
     label = "this builder has not been built",
     note = "call `.build()?` first"
 )]
@@ -732,19 +732,21 @@ pub trait Built<S> {
 }
 
 #[doc(hidden)]
-impl<S> Layer<S> for Builder
+impl<S> Layer<S> for RateLimitLayerBuilder
 where
-    Builder: Built<S>,
+    RateLimitLayerBuilder: Built<S>,
 {
-    type Service = <Builder as Built<S>>::Service;
+    type Service = <RateLimitLayerBuilder as Built<S>>::Service;
 
     fn layer(&self, inner: S) -> Self::Service {
         self.built(inner)
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for RateLimitLayerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("policies", &self.first.own_policies()).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayerBuilder")
+            .field("policies", &self.first.own_policies())
+            .finish_non_exhaustive()
     }
 }

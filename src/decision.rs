@@ -770,7 +770,7 @@ impl Status {
     }
 
     /// Returns whether at least this fraction of the quota is in use after the decision. For the fraction that a limiter counts,
-    /// see [`Builder::near_limit`](crate::Builder::near_limit).
+    /// see [`RateLimitLayerBuilder::near_limit`](crate::RateLimitLayerBuilder::near_limit).
     ///
     /// ```
     /// use std::time::Duration;

@@ -20,7 +20,7 @@ use crate::{
 /// body, and logs a warning that names the cause, at most once per minute and cause.
 ///
 /// A handler has a decision in every case only if its layer [fails closed](crate::OutageRule::FailClosed), exempts no request,
-/// and does not [omit decisions](crate::Builder::omit_decision). Any other handler takes an `Option<Decision>`, which is `None` in these cases:
+/// and does not [omit decisions](crate::RateLimitLayerBuilder::omit_decision). Any other handler takes an `Option<Decision>`, which is `None` in these cases:
 ///
 /// - The request is exempt, its route is outside of the layer, or the layer omits decisions.
 /// - In an outage, the layer [fails open](crate::OutageRule::FailOpen) or
@@ -97,7 +97,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
 }
 
 /// The rejection of the [`Reservation`] extractor: no [`RateLimitLayer`](crate::RateLimitLayer) that
-/// [settles](crate::Builder::settle_by) has counted this request. It answers 500 with a problem details body, and logs a warning, at
+/// [settles](crate::RateLimitLayerBuilder::settle_by) has counted this request. It answers 500 with a problem details body, and logs a warning, at
 /// most once per minute.
 ///
 /// A handler that also receives exempt requests takes an `Option<Reservation>`. In an outage, a request that is admitted has a

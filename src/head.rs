@@ -8,7 +8,7 @@ use crate::lock::Lock;
 
 /// An HTTP request without its body.
 ///
-/// Every closure of a [`Builder`](crate::Builder) takes one, whatever the body of the service is.
+/// Every closure of a [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) takes one, whatever the body of the service is.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Head<'a> {

@@ -60,7 +60,7 @@ use crate::{
 /// # Nested layers
 ///
 /// If a request passes several layers, each of them makes a check of its own. The outer layer has charged the request even if
-/// the inner layer denies it. To charge all or nothing, use [one layer with several limits](crate::Builder::also).
+/// the inner layer denies it. To charge all or nothing, use [one layer with several limits](crate::RateLimitLayerBuilder::also).
 ///
 /// Two nested layers should have different policies. If both charge the same partition key for the same policy, in the same
 /// namespace of the same store, every request counts twice. This often happens to a layer that is added to a router and to one
@@ -80,8 +80,8 @@ impl<P> RateLimitLayer<P> {
 
     /// Returns the limiter of this layer.
     ///
-    /// Its policies are those of [`Builder::policy`](crate::Builder::policy), or those of the limiter over which the layer was built. It has
-    /// no policies of [further limits](crate::Builder::also), and none that are [chosen for each request](crate::Builder::policies). To
+    /// Its policies are those of [`RateLimitLayerBuilder::policy`](crate::RateLimitLayerBuilder::policy), or those of the limiter over which the layer was built. It has
+    /// no policies of [further limits](crate::RateLimitLayerBuilder::also), and none that are [chosen for each request](crate::RateLimitLayerBuilder::policies). To
     /// look up or reset their usage, state the policy with [`Draft::check_against`](crate::protocol::Draft::check_against): see [the
     /// guide](crate::guide::cookbook#look-up-or-reset-the-usage-of-a-key).
     pub fn limiter(&self) -> &Limiter {

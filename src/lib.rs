@@ -190,7 +190,7 @@ pub use crate::redis::RedisBackend;
 #[doc(inline)]
 pub use crate::{
     backend::MemoryBackend,
-    builder::Builder,
+    builder::RateLimitLayerBuilder,
     cost::{CostFunction, Costs, RouteCosts},
     decision::{Decision, Status, Wait},
     error::ConfigError,

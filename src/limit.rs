@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
-/// [`Builder::also`](crate::Builder::also).
+/// [`RateLimitLayerBuilder::also`](crate::RateLimitLayerBuilder::also).
 #[derive(Clone)]
 #[must_use = "a limit has no effect until it is added to a layer with `.also(..)`"]
 pub struct Limit {
@@ -58,7 +58,7 @@ pub fn limit(key: impl KeyExtractor) -> Limit {
     }
 }
 
-/// The parameter of [`Builder::also`](crate::Builder::also), which exists for its error message.
+/// The parameter of [`RateLimitLayerBuilder::also`](crate::RateLimitLayerBuilder::also), which exists for its error message.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limit",
     label = "expected a limit: a key with its policies",

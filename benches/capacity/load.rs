@@ -70,7 +70,8 @@ pub fn policy(name: &str, quota: u32, window: Duration, algorithm: Algorithm) ->
 
 pub fn limiter(server: &Server, policies: impl IntoIterator<Item = Policy>, merging: Merging) -> Limiter {
     let backend = RedisBackend::builder(RedisServers::single(server.url())).merging(merging).lazy().unwrap();
-    let mut builder = Limiter::builder(backend).deadline(Duration::from_secs(10)).max_in_flight(10_000);
+    let mut builder =
+        Limiter::builder(backend).deadline(Duration::from_secs(10)).max_checks_in_flight(10_000);
     for policy in policies {
         builder = builder.policy(policy);
     }

@@ -136,7 +136,7 @@ fn limiter(url: &str, merging: Merging) -> Limiter {
         precision: Duration::from_secs(60),
     });
     let builder = Limiter::builder(backend).policy(policy.unwrap()).deadline(Duration::from_secs(10));
-    builder.breaker(None).max_in_flight(10_000).build().unwrap()
+    builder.breaker(None).max_checks_in_flight(10_000).build().unwrap()
 }
 
 async fn measure(server: &Server, url: &str, keys: &Arc<[PartitionKey]>, scenario: Scenario) -> [f64; 2] {

@@ -63,9 +63,9 @@ impl Plan {
         let day = Policy::calendar_period("daily", QUOTA, Period::Day, Zone::new("America/Los_Angeles")?)?
             .anchored(Anchor::default().at(0, 1))?;
         // All kinds count on one day. A search leaves a quarter of it to the others, and a refresh the last 1 % to the reads.
-        let mut searches = vec![day.clone().headroom(25)?, Policy::new("searches", 300, HOUR)?];
+        let mut searches = vec![day.clone().headroom_percent(25)?, Policy::new("searches", 300, HOUR)?];
         let mut reads = vec![day.clone()];
-        let mut refreshes = vec![day.headroom(1)?];
+        let mut refreshes = vec![day.headroom_percent(1)?];
         if self == Self::Learning {
             // A read may fit when a search does not.
             searches.push(Policy::gate("no-searches")?);

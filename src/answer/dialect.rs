@@ -7,7 +7,7 @@ use http::HeaderMap;
 use super::fields::{self, RetryAfter};
 use crate::decision::Decision;
 
-/// The dialect of the rate limit fields of a response. Set it with [`Builder::dialect`](crate::Builder::dialect).
+/// The dialect of the rate limit fields of a response. Set it with [`RateLimitLayerBuilder::dialect`](crate::RateLimitLayerBuilder::dialect).
 ///
 /// | dialect | fields |
 /// | --- | --- |

@@ -9,8 +9,8 @@
 //! | `Grpc` (feature `tonic`) | gRPC: a status in the headers |
 //! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
 //!
-//! [`Builder::rejection`](crate::Builder::rejection) replaces only the response of rejected requests, and keeps the header
-//! fields. [`Builder::dialect`](crate::Builder::dialect) chooses other header fields. See
+//! [`RateLimitLayerBuilder::rejection`](crate::RateLimitLayerBuilder::rejection) replaces only the response of rejected requests, and keeps the header
+//! fields. [`RateLimitLayerBuilder::dialect`](crate::RateLimitLayerBuilder::dialect) chooses other header fields. See
 //! [the guide](crate::guide::responses).
 
 use std::sync::Arc;

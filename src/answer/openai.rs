@@ -17,7 +17,7 @@ use crate::{head::Head, limiter::Rejection, policy::Policy};
 /// | missing or malformed key | 400 | `invalid_request_error` | `null` |
 /// | misconfigured key or check | 500 | `server_error` | `null` |
 ///
-/// These clients also read `retry-after-ms` ([`Builder::retry_after_ms`](crate::Builder::retry_after_ms)) and the fields of
+/// These clients also read `retry-after-ms` ([`RateLimitLayerBuilder::retry_after_ms`](crate::RateLimitLayerBuilder::retry_after_ms)) and the fields of
 /// [`Dialect::XRateLimitByPolicy`](super::Dialect::XRateLimitByPolicy).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenAiError;

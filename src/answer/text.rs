@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Rejection {
-    /// Returns a text for the client, for example for the body of a [custom rejection](crate::Builder::rejection). It never names a
+    /// Returns a text for the client, for example for the body of a [custom rejection](crate::RateLimitLayerBuilder::rejection). It never names a
     /// [hidden](Policy::hidden) policy, the store, or a cause inside the server. The text of `Display` does; it is for logs.
     ///
     /// ```

@@ -16,7 +16,7 @@ pub use routes::RouteCosts;
 /// Returns the cost of a request from its [`Head`].
 ///
 /// A `u32` is the same cost for every request. [`Costs`] name a cost for each policy. [`RouteCosts`] choose by path and
-/// method. [`by_content_length`] measures the body. For a closure, use [`Builder::cost_by`](crate::Builder::cost_by), or [`from_fn`] where a value is needed.
+/// method. [`by_content_length`] measures the body. For a closure, use [`RateLimitLayerBuilder::cost_by`](crate::RateLimitLayerBuilder::cost_by), or [`from_fn`] where a value is needed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a cost",
     label = "expected a cost: a `u32`, `Costs`, or `RouteCosts`",

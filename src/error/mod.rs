@@ -181,7 +181,7 @@ pub enum ConfigError {
     },
 
     /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
-    /// [`Builder::clamp_estimates`](crate::Builder::clamp_estimates) permits such an estimate.
+    /// [`RateLimitLayerBuilder::clamp_estimates`](crate::RateLimitLayerBuilder::clamp_estimates) permits such an estimate.
     #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", by_requests(.requests))]
     #[non_exhaustive]
     CostAboveQuota {

@@ -14,9 +14,9 @@ pub struct Protection {
     pub breaker: Option<Breaker>,
     /// The deadline of a check: 1 ms to 60 s, as [`LimiterBuilder::deadline`](crate::LimiterBuilder::deadline) validates.
     pub deadline: Duration,
-    /// The largest number of checks in flight: 1 to 2^20, as [`LimiterBuilder::max_in_flight`](crate::LimiterBuilder::max_in_flight)
+    /// The largest number of checks in flight: 1 to 2^20, as [`LimiterBuilder::max_checks_in_flight`](crate::LimiterBuilder::max_checks_in_flight)
     /// validates.
-    pub max_in_flight: usize,
+    pub max_checks_in_flight: usize,
 }
 
 /// The protection of all servers of a backend: the strictest settings of the limiters that share it.
@@ -25,8 +25,8 @@ pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 impl Protection {
     /// Creates the settings of a limiter: to test a backend, or to pass them on to another one. Nothing is validated.
-    pub fn new(breaker: impl Into<Option<Breaker>>, deadline: Duration, max_in_flight: usize) -> Self {
-        Self { breaker: breaker.into(), deadline, max_in_flight }
+    pub fn new(breaker: impl Into<Option<Breaker>>, deadline: Duration, max_checks_in_flight: usize) -> Self {
+        Self { breaker: breaker.into(), deadline, max_checks_in_flight }
     }
 
     fn strictest(self, other: Self) -> Self {
@@ -39,7 +39,7 @@ impl Protection {
         Self {
             breaker,
             deadline: self.deadline.min(other.deadline),
-            max_in_flight: self.max_in_flight.min(other.max_in_flight),
+            max_checks_in_flight: self.max_checks_in_flight.min(other.max_checks_in_flight),
         }
     }
 }
@@ -55,7 +55,7 @@ impl SharedProtection {
         self.0.lock().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
     }
 
-    pub(super) fn max_in_flight(&self) -> usize {
-        self.0.lock().map_or(usize::MAX, |settings| settings.max_in_flight)
+    pub(super) fn max_checks_in_flight(&self) -> usize {
+        self.0.lock().map_or(usize::MAX, |settings| settings.max_checks_in_flight)
     }
 }

@@ -87,7 +87,7 @@ impl Guard {
         breaker.map(|_| self.circuit.breaker(self.events.server()))
     }
 
-    /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
+    /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_checks_in_flight` checks are in flight.
     pub(crate) async fn ask(
         self: Arc<Self>,
         check: &Check,
@@ -193,7 +193,7 @@ impl Guard {
         self.events.sync_metrics(|| self.circuit.is_open());
     }
 
-    /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight. Otherwise, the error is an
+    /// Starts a check, if the circuit breaker permits it and fewer than `max_checks_in_flight` checks are in flight. Otherwise, the error is an
     /// overload, unless the server has answered no check for one deadline.
     pub(crate) fn enter(self: &Arc<Self>, deadline: Option<Instant>) -> Result<Pass, BackendError> {
         let ticket = self.circuit.enter()?;
@@ -201,7 +201,7 @@ impl Guard {
         let permit = Some(Permit(self.clone()));
         let is_crowded = others >= CROWD;
         let pass = Pass { guard: self.clone(), permit, deadline, is_crowded, ticket: Some(ticket) };
-        let max = self.protection.max_in_flight();
+        let max = self.protection.max_checks_in_flight();
         if others < max {
             return Ok(pass);
         }

@@ -192,7 +192,7 @@ impl ClientIp {
         PartitionKey::new(kinds::CLIENT_IP, self.groups.group(address).to_string())
     }
 
-    /// Returns a condition for [`Builder::exempt`](crate::Builder::exempt): whether the address of the client is in one of these
+    /// Returns a condition for [`RateLimitLayerBuilder::exempt`](crate::RateLimitLayerBuilder::exempt): whether the address of the client is in one of these
     /// networks. A request whose address cannot be read is not exempt. Without [`behind`](Self::behind), this is the address of the
     /// peer: behind a proxy in one of these networks, every request is exempt.
     ///

@@ -38,7 +38,7 @@ pub struct Header {
 ///
 /// **An unverified header is not an identity.** The client writes it, and can invent a new value, and so a new quota, for every
 /// request. Limit by a header alone only if an earlier layer rejects wrong values. Otherwise also limit the address:
-/// [`also`](crate::Builder::also)`(`[`limit`](crate::limit)`(`[`peer_ip`](crate::peer_ip)`()).policy(..))`.
+/// [`also`](crate::RateLimitLayerBuilder::also)`(`[`limit`](crate::limit)`(`[`peer_ip`](crate::peer_ip)`()).policy(..))`.
 ///
 /// **A client can also write the value of another client**, unless the value is a secret: then it uses up the quota of that client, also
 /// by requests that are rejected later, and reads its usage in the response. For a user or a tenant, use

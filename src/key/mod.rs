@@ -14,7 +14,7 @@
 //! | the route that axum has matched (feature `axum`) | `matched_route` |
 //! | a parameter of the path | [`path_param`] |
 //! | the same key for all requests | [`constant`] |
-//! | anything else | a closure: [`Builder::key_by`](crate::Builder::key_by), or [`from_fn`] where a value is needed |
+//! | anything else | a closure: [`RateLimitLayerBuilder::key_by`](crate::RateLimitLayerBuilder::key_by), or [`from_fn`] where a value is needed |
 //! | one key, or else another | [`KeyExtractor::or`] |
 //! | two keys together | [`KeyExtractor::and`] |
 
@@ -114,7 +114,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// **The client chooses which of the two keys counts.** `header("x-api-key")?.or(peer_ip())` does not limit: a client
     /// that sends a new header value with every request gets a new quota each time. Combine only keys that a client cannot
     /// invent, such as an [`extension`] that an earlier layer has verified. To limit an unverified header *and* the address,
-    /// use [`Builder::also`](crate::Builder::also).
+    /// use [`RateLimitLayerBuilder::also`](crate::RateLimitLayerBuilder::also).
     fn or<K: KeyExtractor>(self, other: K) -> impl KeyExtractor
     where
         Self: Sized,

@@ -11,7 +11,7 @@ use crate::{error::ConfigError, head::Head, pattern::Pattern};
 ///
 /// The extractor reads axum's `MatchedPath`. Add the layer with `Router::layer`, `Router::route_layer` or `MethodRouter::layer`.
 /// A layer around the whole router runs before axum matches a route. A request to no route, which the fallback answers, has no
-/// key of this kind: set [`missing_key`](crate::Builder::missing_key), use [`or`](KeyExtractor::or), or add the layer with
+/// key of this kind: set [`missing_key`](crate::RateLimitLayerBuilder::missing_key), use [`or`](KeyExtractor::or), or add the layer with
 /// `Router::route_layer`.
 ///
 /// ```

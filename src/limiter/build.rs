@@ -39,7 +39,7 @@ pub struct LimiterBuilder {
     pub(crate) rule: OutageRule,
     pub(crate) reserve: Reserve,
     breaker: Option<Breaker>,
-    max_in_flight: usize,
+    max_checks_in_flight: usize,
     max_waiting: usize,
     max_waiting_per_key: usize,
     near_limit: f64,
@@ -67,7 +67,7 @@ impl Limiter {
 
     /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
     /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
-    pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
+    pub const DEFAULT_MAX_CHECKS_IN_FLIGHT: usize = 4_096;
 
     /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
     pub const DEFAULT_MAX_WAITING: usize = 4_096;
@@ -94,7 +94,7 @@ impl Limiter {
             rule: OutageRule::default(),
             reserve: Reserve::default(),
             breaker: Some(Breaker::default()),
-            max_in_flight: Self::DEFAULT_MAX_IN_FLIGHT,
+            max_checks_in_flight: Self::DEFAULT_MAX_CHECKS_IN_FLIGHT,
             max_waiting: Self::DEFAULT_MAX_WAITING,
             max_waiting_per_key: Self::DEFAULT_MAX_WAITING_PER_KEY,
             near_limit: Self::DEFAULT_NEAR_LIMIT,
@@ -153,7 +153,7 @@ impl LimiterBuilder {
     /// Sets how many settlements may wait for a backend that does not answer at once: 1 to 2^20. The default is
     /// [`DEFAULT_SETTLEMENT_QUEUE`](Limiter::DEFAULT_SETTLEMENT_QUEUE). If the queue is full, a settlement is lost: the charge
     /// stands, and the limiter [counts](Limiter::lost_settlements) the loss. As many settlements are in progress at once as checks
-    /// may be [in flight](Self::max_in_flight).
+    /// may be [in flight](Self::max_checks_in_flight).
     pub fn settlement_queue(self, settlements: usize) -> Self {
         Self { settlement_queue: settlements, ..self }
     }
@@ -193,14 +193,14 @@ impl LimiterBuilder {
     }
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
-    /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
+    /// [`DEFAULT_MAX_CHECKS_IN_FLIGHT`](Limiter::DEFAULT_MAX_CHECKS_IN_FLIGHT). Any further check fails at once with
     /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). The outage rule does not
     /// apply: the request is rejected, unless the server has [answered no check for one
     /// deadline](crate::guide::outages#overload). A merged check that is dropped counts until its reply comes, at most until one second
     /// after its deadline. `RedisBackend` counts the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
     /// have a bound of their own, of the same number: further checks ask the store.
-    pub fn max_in_flight(self, checks: usize) -> Self {
-        Self { max_in_flight: checks, ..self }
+    pub fn max_checks_in_flight(self, checks: usize) -> Self {
+        Self { max_checks_in_flight: checks, ..self }
     }
 
     /// Sets how many requests may [wait](Limiter::wait) at the same time, for all keys: 1 to 2^20. The default is
@@ -302,14 +302,14 @@ impl LimiterBuilder {
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;
-        let Self { backend, deadline, max_in_flight, near_limit, reserve, rule, .. } = self;
+        let Self { backend, deadline, max_checks_in_flight, near_limit, reserve, rule, .. } = self;
         let namespace = self.namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let region = self.region.map(region_key).transpose()?;
         let pseudonyms = self.pseudonyms.transpose().map_err(TooShort::into_error)?;
         let store = backend.store();
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
-        let protection = Protection::new(self.breaker, deadline, max_in_flight);
+        let protection = Protection::new(self.breaker, deadline, max_checks_in_flight);
         let guard = (!backend.protect(protection)).then(|| Guard::for_backend(protection, &name));
         let lifetime = store.as_deref().and_then(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit, pseudonyms));
@@ -322,10 +322,11 @@ impl LimiterBuilder {
             backend.clone(),
             self.tokens,
             self.settlement_queue,
-            max_in_flight,
+            max_checks_in_flight,
             events.clone(),
         );
-        let new_leases = || Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight);
+        let new_leases =
+            || Leases::new(namespace.clone(), queue.clone(), events.clone(), max_checks_in_flight);
         Ok(Limiter(Arc::new(LimiterInner {
             guard,
             holds_units: backend.holds_units(),
@@ -351,7 +352,7 @@ impl LimiterBuilder {
 
     /// Checks all settings but the namespace and the region.
     fn validate(&self, policies: &[Policy]) -> Result<(), ConfigError> {
-        let Self { deadline, settlement_queue, max_in_flight, near_limit, .. } = *self;
+        let Self { deadline, settlement_queue, max_checks_in_flight, near_limit, .. } = *self;
         if self.policies.is_empty() && self.needs_policies {
             return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
         }
@@ -362,7 +363,7 @@ impl LimiterBuilder {
             |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
         max("settlement_queue", settlement_queue, MAX_QUEUE)?;
         self.breaker.map_or(Ok(()), Breaker::validate)?;
-        max("max_in_flight", max_in_flight, MAX_REQUESTS)?;
+        max("max_checks_in_flight", max_checks_in_flight, MAX_REQUESTS)?;
         max("max_waiting", self.max_waiting, MAX_REQUESTS)?;
         max("max_waiting_per_key", self.max_waiting_per_key, MAX_REQUESTS)?;
         // NaN is in no range.

@@ -79,8 +79,8 @@ pub(super) struct UsualPart<'a> {
 }
 
 impl Draft {
-    /// Creates a draft without keys: the request passes uncounted, unless [further limits](crate::Builder::also) of the layer
-    /// count it. To exempt a request from all limits, use [`Builder::exempt`](crate::Builder::exempt).
+    /// Creates a draft without keys: the request passes uncounted, unless [further limits](crate::RateLimitLayerBuilder::also) of the layer
+    /// count it. To exempt a request from all limits, use [`RateLimitLayerBuilder::exempt`](crate::RateLimitLayerBuilder::exempt).
     pub fn exempt() -> Self {
         Self::default()
     }
@@ -106,7 +106,7 @@ impl Draft {
         Self { rest: (!rest.pairs.is_empty()).then(|| Box::new(rest)), ..Self::default() }
     }
 
-    /// Sets the outage rule of this request, which replaces the rule of the [layer](crate::Builder::outage).
+    /// Sets the outage rule of this request, which replaces the rule of the [layer](crate::RateLimitLayerBuilder::outage).
     #[must_use]
     pub fn outage(self, rule: OutageRule) -> Self {
         Self { outage: Some(rule), ..self }

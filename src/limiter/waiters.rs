@@ -418,7 +418,7 @@ mod tests {
         assert!(!other.sleeps_until(Instant::now()), "it came after the two");
         assert!(first.sleeps_until(Instant::now()));
         // A client cannot choose a headroom, so its requests have places of their own.
-        let half = ten.headroom(50).unwrap();
+        let half = ten.headroom_percent(50).unwrap();
         let of_headroom = [join(&half).unwrap(), join(&half).unwrap()];
         assert!(of_headroom[0].sleeps_until(Instant::now()));
         drop((first, second));
@@ -437,7 +437,7 @@ mod tests {
         };
         let five = Policy::new("p", 5, SECOND).unwrap();
         // The same quota, of which a headroom keeps the rest.
-        let half = Policy::new("p", 10, SECOND).unwrap().headroom(50).unwrap();
+        let half = Policy::new("p", 10, SECOND).unwrap().headroom_percent(50).unwrap();
         let [head, of_half] = [&five, &half].map(|policy| join(policy, None));
         let late = [&half, &five, &half, &five].map(|policy| join(policy, in_seconds(3)));
         for first in [&head, &of_half] {

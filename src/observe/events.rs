@@ -75,11 +75,11 @@ pub(super) fn check_failed(server: &str, error: &BackendError, unlogged: u64) {
     );
 }
 
-pub(super) fn overloaded(server: &str, max_in_flight: usize, unlogged: u64) {
+pub(super) fn overloaded(server: &str, max_checks_in_flight: usize, unlogged: u64) {
     event!(
         warn,
         server,
-        max_in_flight,
+        max_checks_in_flight,
         unlogged,
         "overloaded: too many checks in flight, so this server is not asked for some checks",
     );

@@ -101,8 +101,8 @@ impl ServerEvents {
     }
 
     /// Warns, at most once per minute, that too many checks are in flight.
-    pub(crate) fn overloaded(&self, max_in_flight: usize) {
-        self.overloaded.log(|unlogged| events::overloaded(&self.server, max_in_flight, unlogged));
+    pub(crate) fn overloaded(&self, max_checks_in_flight: usize) {
+        self.overloaded.log(|unlogged| events::overloaded(&self.server, max_checks_in_flight, unlogged));
     }
 
     /// Warns, at most once per minute, that the server is a node of a cluster, and the backend is not one of a cluster.

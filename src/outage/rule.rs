@@ -19,8 +19,8 @@ use crate::error::ConfigError;
 ///
 /// None of them adds `RateLimit` or `Retry-After` fields: neither the remaining quota nor the end of the outage is known.
 ///
-/// Set the rule for a layer with [`Builder::outage`](crate::Builder::outage), and for each request with
-/// [`Builder::outage_by`](crate::Builder::outage_by).
+/// Set the rule for a layer with [`RateLimitLayerBuilder::outage`](crate::RateLimitLayerBuilder::outage), and for each request with
+/// [`RateLimitLayerBuilder::outage_by`](crate::RateLimitLayerBuilder::outage_by).
 ///
 /// # Why the default is to fail closed
 ///

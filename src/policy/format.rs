@@ -112,7 +112,7 @@ impl PolicyFields<'_> {
             }
         }
         if let (Some(percent), Some(_)) = (self.headroom, self.quota) {
-            policy = policy.headroom(percent)?;
+            policy = policy.headroom_percent(percent)?;
         }
         let policy = if self.is_hidden { policy.hidden() } else { policy };
         Ok(if self.is_shadow { policy.shadow() } else { policy })

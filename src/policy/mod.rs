@@ -517,7 +517,7 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the percentage is 0 to 99 percent and leaves at least one unit, or if the policy is a
     /// [gate](Self::gate), which has no quota.
-    pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
+    pub fn headroom_percent(self, percent: u32) -> Result<Self, ConfigError> {
         if !self.properties().has_quota {
             let given = format!("{percent} percent");
             return Err(ConfigError::invalid_policy(
@@ -891,7 +891,10 @@ mod tests {
     fn headroom_rounds_reserve_up() {
         let quota = |quota, percent| {
             let policy = Policy::new("burst", quota, Duration::from_secs(1)).unwrap();
-            policy.headroom(percent).map(|policy| policy.quota_units()).map_err(|error| error.to_string())
+            policy
+                .headroom_percent(percent)
+                .map(|policy| policy.quota_units())
+                .map_err(|error| error.to_string())
         };
         assert_eq!(quota(10_000, 5), Ok(9_500));
         assert_eq!(quota(10_000, 0), Ok(10_000));
@@ -916,10 +919,10 @@ mod tests {
             r#"policy "api": algorithm SlidingLog: it must be that of a gate, which has no quota"#
         );
         assert_eq!(
-            text(gate().headroom(20)),
+            text(gate().headroom_percent(20)),
             r#"policy "api": headroom of 20 percent: it must be set on a policy with a quota"#
         );
-        let reduced = Policy::new("api", 100, Duration::from_secs(1)).unwrap().headroom(10).unwrap();
+        let reduced = Policy::new("api", 100, Duration::from_secs(1)).unwrap().headroom_percent(10).unwrap();
         assert_eq!(reduced.with_algorithm(Algorithm::Gate).unwrap().reserve(), 0);
     }
 
@@ -927,7 +930,7 @@ mod tests {
     fn reduced_token_bucket_has_reduced_rate() {
         let bucket = |capacity, rate| Policy::token_bucket("api", capacity, rate);
         let hundred = bucket(100, Rate::per_second(100)).unwrap();
-        let reduced = hundred.headroom(5).unwrap();
+        let reduced = hundred.headroom_percent(5).unwrap();
         let Algorithm::TokenBucket { rate } = reduced.algorithm() else { panic!("the same type") };
         assert_eq!((reduced.quota(), rate), (Some(95), Rate::new(128, Duration::from_micros(1_347_369))));
         for (capacity, rate, share) in [

@@ -19,7 +19,7 @@ const MAX_ANCHORS: usize = 1_024;
 /// Chooses the policies of a request from its [`Head`]: by tier, tenant or route.
 ///
 /// [`PolicyTable::choose_by`](super::PolicyTable::choose_by) returns a selector. [`Policies`] are the same for every request.
-/// For a closure, use [`Builder::policies_by`](crate::Builder::policies_by), or [`from_fn`] where a value is needed.
+/// For a closure, use [`RateLimitLayerBuilder::policies_by`](crate::RateLimitLayerBuilder::policies_by), or [`from_fn`] where a value is needed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not choose policies",
     label = "expected a policy selector, such as `table.choose_by(|head| ..)` or `Policies`",
@@ -90,7 +90,7 @@ impl PolicyTable {
 impl Policy {
     /// Returns a selector that chooses the anchor of this [calendar period](Self::calendar_period) for each request, such as the billing
     /// day of a customer. For `None`, the policy has its own anchor. Add the selector with
-    /// [`Builder::policies`](crate::Builder::policies).
+    /// [`RateLimitLayerBuilder::policies`](crate::RateLimitLayerBuilder::policies).
     ///
     /// A day that the period does not have is its last day, and day 0 its first one. So day 31 of a month is its last day.
     /// The closure must return the same anchor for all requests of a partition key. A policy of another type ignores it.

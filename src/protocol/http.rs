@@ -23,17 +23,17 @@ pub(crate) type HeadFn<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 pub(crate) type SettleFn = Arc<dyn Fn(&ResponseHead<'_>) -> Option<Costs> + Send + Sync>;
 pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> + Send + Sync>;
 
-/// The protocol of every service from `Request<_>` to `Response<_>`. A [`Builder`](crate::Builder) makes it.
+/// The protocol of every service from `Request<_>` to `Response<_>`. A [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) makes it.
 ///
 /// # Extensions
 ///
 /// | | in the request | in the response |
 /// | --- | --- | --- |
-/// | admitted by the store | [`Decision`](crate::Decision), unless [left out](crate::Builder::omit_decision) | |
+/// | admitted by the store | [`Decision`](crate::Decision), unless [left out](crate::RateLimitLayerBuilder::omit_decision) | |
 /// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
 /// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
 /// | rejected | | [`Rejection`], which contains the [`Decision`](crate::Decision) of a denial |
-/// | a reservation: the layer [settles](crate::Builder::settle_by), or the [draft reserves](super::Draft::reserve) | [`Reservation`](crate::Reservation) | |
+/// | a reservation: the layer [settles](crate::RateLimitLayerBuilder::settle_by), or the [draft reserves](super::Draft::reserve) | [`Reservation`](crate::Reservation) | |
 ///
 /// The header fields of an admitted response state its decision. If an outer layer needs the [`Decision`](crate::Decision) itself, an inner one can
 /// copy it from the request to the response.

@@ -1,6 +1,6 @@
 //! Protocols: the seam between the limiter and the requests and responses of a service.
 //!
-//! [`Http`], the default, limits every service from `http::Request` to `http::Response`; a [`Builder`](crate::Builder) makes
+//! [`Http`], the default, limits every service from `http::Request` to `http::Response`; a [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) makes
 //! it. [`by`] limits any other service. Implement [`Protocol`] only if neither fits.
 
 mod body;

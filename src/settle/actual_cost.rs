@@ -19,13 +19,13 @@ impl ActualCost {
 }
 
 /// Settles by the [`ActualCost`] in the extensions of the response. Without one, the charge stands. For
-/// [`Builder::settle_by`](crate::Builder::settle_by).
+/// [`RateLimitLayerBuilder::settle_by`](crate::RateLimitLayerBuilder::settle_by).
 pub fn actual_cost(response: &ResponseHead<'_>) -> Option<Costs> {
     response.extensions.get::<ActualCost>().map(|used| used.0.clone())
 }
 
 /// Leaves the settlement to the handler: it takes the [`Reservation`](crate::Reservation) from its request and settles when it
-/// knows the amount, for example at the end of a streamed body. For [`Builder::settle_by`](crate::Builder::settle_by).
+/// knows the amount, for example at the end of a streamed body. For [`RateLimitLayerBuilder::settle_by`](crate::RateLimitLayerBuilder::settle_by).
 pub fn by_hand(_response: &ResponseHead<'_>) -> Option<Costs> {
     None
 }

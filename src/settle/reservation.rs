@@ -23,7 +23,7 @@ use crate::{
 
 /// The handle of a charge. Settling it replaces the charge by the amount actually used.
 ///
-/// [`Limiter::reserve`](crate::Limiter::reserve) returns one. A layer that [settles](crate::Builder::settle_by) leaves one in
+/// [`Limiter::reserve`](crate::Limiter::reserve) returns one. A layer that [settles](crate::RateLimitLayerBuilder::settle_by) leaves one in
 /// the extensions of every counted request; in axum it is an extractor (feature `axum`). Clones are the same handle.
 ///
 /// - **The first settlement** takes effect. If the amount is smaller, a refund reduces the original charge, so no unit is counted

@@ -16,10 +16,10 @@ use crate::{
 
 /// What happens to the charge of a reservation that is dropped unsettled: with its last clone and its last [`Meter`](super::Meter).
 ///
-/// For [`Builder::unsettled`](crate::Builder::unsettled) and
+/// For [`RateLimitLayerBuilder::unsettled`](crate::RateLimitLayerBuilder::unsettled) and
 /// [`LimiterBuilder::unsettled`](crate::LimiterBuilder::unsettled). A reservation is dropped unsettled if no code settles it: the
 /// handler panics or forgets it, the client disconnects before the response, an inner layer rejects the request, or the closure of
-/// [`settle_by`](crate::Builder::settle_by) returns `None`.
+/// [`settle_by`](crate::RateLimitLayerBuilder::settle_by) returns `None`.
 ///
 /// A process that dies settles nothing: its charges stand under both rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -49,7 +49,7 @@ async fn refund_invalidates_denials_of_every_quota() {
 async fn change_of_usage_invalidates_denials_of_every_rate() {
     let (remote, limiter) = remote();
     let bucket = Policy::token_bucket("bucket", 10, Rate::new(1, MINUTE)).unwrap();
-    let classes = [0, 20, 50].map(|headroom| bucket.clone().headroom(headroom).unwrap());
+    let classes = [0, 20, 50].map(|headroom| bucket.clone().headroom_percent(headroom).unwrap());
     let under = |class: usize| Policies::from(classes[class].clone()).pairs(&alice(), 1);
     let is_cached = async |class| limiter.check(under(class)).await.unwrap().is_cached();
     let reservation = limiter.reserve([Pair::new(alice(), classes[0].clone(), 10)]).await.unwrap();
@@ -77,7 +77,7 @@ async fn change_of_usage_invalidates_denials_of_every_rate() {
 async fn decision_under_one_rate_changes_denials_of_others() {
     let (remote, limiter) = remote();
     let bucket = Policy::token_bucket("bucket", 10, Rate::new(1, MINUTE)).unwrap();
-    let half = bucket.clone().headroom(50).unwrap();
+    let half = bucket.clone().headroom_percent(50).unwrap();
     let ask = async |policy: &Policy, cost| {
         limiter.check([Pair::new(alice(), policy.clone(), cost)]).await.unwrap()
     };

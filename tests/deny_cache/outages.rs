@@ -90,7 +90,7 @@ async fn cache_hit_does_not_change_breaker_state() {
 
 #[tokio::test(start_paused = true)]
 async fn cache_hit_ignores_max_in_flight() {
-    let (remote, limiter) = cached(|builder| builder.max_in_flight(1).breaker(None)).await;
+    let (remote, limiter) = cached(|builder| builder.max_checks_in_flight(1).breaker(None)).await;
     remote.fail(Fault::Hang);
     let waiting = tokio::spawn(limiter.check(user("bob")));
     yield_now().await;
@@ -288,7 +288,8 @@ async fn late_admission_keeps_newer_known_denial() {
 
 #[tokio::test(start_paused = true)]
 async fn overloaded_check_of_denied_key_is_denied() {
-    let (remote, limiter) = cached(|builder| builder.max_in_flight(1).outage(OutageRule::FailOpen)).await;
+    let (remote, limiter) =
+        cached(|builder| builder.max_checks_in_flight(1).outage(OutageRule::FailOpen)).await;
     advance(2 * SECOND).await;
     remote.fail(Fault::Hang);
     let waiting = tokio::spawn(limiter.admit(user("bob")));

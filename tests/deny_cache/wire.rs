@@ -4,14 +4,16 @@ use axum::{Router, routing::get};
 use http::Request;
 use tokio::time::advance;
 use tower::{Layer, Service, ServiceExt};
-use tower_sliding_window::{Builder, RateLimitLayer, Rejection, RouteCosts, answer::Grpc, cost, header};
+use tower_sliding_window::{
+    RateLimitLayer, RateLimitLayerBuilder, Rejection, RouteCosts, answer::Grpc, cost, header,
+};
 
 use super::{Fault, MINUTE, Remote, SECOND, TICK, policy, ten};
 use crate::http::wire::{Answer, Site};
 
 const ALICE: (&str, &str) = ("x-api-key", "alice");
 
-fn builder(remote: &Remote) -> Builder {
+fn builder(remote: &Remote) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(remote.clone()).policy(policy("wide", 1_000, 2 * MINUTE)).policy(ten())
 }
 

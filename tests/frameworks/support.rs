@@ -3,14 +3,14 @@
 use std::{net::SocketAddr, time::Duration};
 
 use http::header;
-use tower_sliding_window::{Builder, Limiter, MemoryBackend, Policy, RateLimitLayer, peer_ip};
+use tower_sliding_window::{RateLimitLayerBuilder, Limiter, MemoryBackend, Policy, RateLimitLayer, peer_ip};
 
 fn policy() -> Policy {
     Policy::new("requests", 1, Duration::from_secs(60)).unwrap()
 }
 
 /// A layer that counts by the address of the peer.
-pub(crate) fn layer() -> Builder {
+pub(crate) fn layer() -> RateLimitLayerBuilder {
     RateLimitLayer::builder(MemoryBackend::new()).policy(policy()).key(peer_ip())
 }
 

@@ -6,7 +6,7 @@ use allocation_counter::measure;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_sliding_window::{
-    Builder, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, testing::ManualClock,
+    Limiter, MemoryBackend, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, testing::ManualClock,
 };
 
 use super::{MINUTE, SECOND, api_key, policy, probe::now};
@@ -25,7 +25,11 @@ fn allocations(quota: u32, interval: Duration) -> u64 {
 }
 
 /// Returns the fewest allocations of a request, with those of the maps.
-fn fewest_allocations(quota: u32, interval: Duration, configure: fn(Builder) -> Builder) -> u64 {
+fn fewest_allocations(
+    quota: u32,
+    interval: Duration,
+    configure: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+) -> u64 {
     let clock = ManualClock::new();
     let backend = MemoryBackend::new().with_clock(&clock);
     let builder = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key());
@@ -62,8 +66,11 @@ fn admitted_request_allocates_once() {
 /// The map of the extensions, its table, and the decision.
 #[test]
 fn omitted_decision_saves_three_allocations() {
-    let [usual, omitted] = [|builder| builder, Builder::omit_decision]
-        .map(|configure: fn(Builder) -> Builder| fewest_allocations(1_000_000, Duration::ZERO, configure));
+    let [usual, omitted] = [|builder| builder, RateLimitLayerBuilder::omit_decision].map(
+        |configure: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
+            fewest_allocations(1_000_000, Duration::ZERO, configure)
+        },
+    );
     assert_eq!(usual - omitted, 3);
 }
 

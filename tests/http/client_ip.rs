@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
-    Builder, ConfigError, PartitionKey, RateLimitLayer, header,
+    ConfigError, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, header,
     key::{
         ClientIp, ForwardedHeader, LOOPBACK_NETWORKS, MissingKey, PRIVATE_NETWORKS, TrustedProxies, client_ip,
     },
@@ -29,7 +29,7 @@ fn local() -> TrustedProxies {
 }
 
 /// Serves an app with this setting, and returns its backend.
-async fn serve(set: impl FnOnce(Builder) -> Builder) -> (Site, FakeBackend) {
+async fn serve(set: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder) -> (Site, FakeBackend) {
     let backend = FakeBackend::admitting();
     let limits =
         set(RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE))).build().unwrap();

@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::CorsLayer;
-use tower_sliding_window::{Builder, RateLimitLayer, testing::FakeBackend};
+use tower_sliding_window::{RateLimitLayer, RateLimitLayerBuilder, testing::FakeBackend};
 
 use super::{
     ALICE, MINUTE, SECOND, api_key, policy,
@@ -18,7 +18,7 @@ async fn site(backend: &FakeBackend) -> Site {
 }
 
 /// Serves an app whose CORS layer exposes these fields.
-async fn site_with(builder: Builder, exposed: &[&'static str]) -> Site {
+async fn site_with(builder: RateLimitLayerBuilder, exposed: &[&'static str]) -> Site {
     let limits = builder.policy(policy("ten", 10, MINUTE)).key(api_key()).build().unwrap();
     let cors = CorsLayer::new()
         .allow_origin(HeaderValue::from_static(ORIGIN.1))

@@ -5,8 +5,8 @@ use axum::{
     routing::{get, post},
 };
 use tower_sliding_window::{
-    Algorithm, Builder, ConfigError, CostFunction, Costs, Limiter, MemoryBackend, Policy, RateLimitLayer,
-    RouteCosts, cost, limit,
+    Algorithm, ConfigError, CostFunction, Costs, Limiter, MemoryBackend, Policy, RateLimitLayer,
+    RateLimitLayerBuilder, RouteCosts, cost, limit,
     testing::{FakeBackend, ManualClock},
 };
 
@@ -29,7 +29,10 @@ async fn recorded_costs(cost: impl CostFunction, requests: &[(&str, &str)]) -> V
 }
 
 /// Returns the costs of the checks that these requests cause in a layer with these settings.
-async fn recorded_costs_with(set: impl FnOnce(Builder) -> Builder, requests: &[(&str, &str)]) -> Vec<u32> {
+async fn recorded_costs_with(
+    set: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+    requests: &[(&str, &str)],
+) -> Vec<u32> {
     let backend = FakeBackend::admitting();
     let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(api_key());
     let limits = set(builder).build().unwrap();
@@ -104,7 +107,7 @@ fn constant_cost_that_overfills_log_is_error() {
     const MAX: u32 = 1 << 20;
     let with = |policy: Policy| RateLimitLayer::builder(MemoryBackend::new()).policy(policy).key(api_key());
     let of = |quota| policy("many", quota, MINUTE);
-    let text = |builder: Builder| builder.build().map(drop).map_err(|error| error.to_string());
+    let text = |builder: RateLimitLayerBuilder| builder.build().map(drop).map_err(|error| error.to_string());
     assert_eq!(
         text(with(of(MAX + 1))),
         Err("cost 1: the quota of 1048577 of policy \"many\" allows 1048577 charges in a window, and a sliding log holds \
@@ -120,7 +123,8 @@ fn constant_cost_that_overfills_log_is_error() {
     let error = text(with(of(4 * MAX)).cost(routes().otherwise(4))).unwrap_err();
     assert!(error.starts_with("cost 3 of /search: the quota of 4194304 "), "{error}");
 
-    let is_error = |builder: Builder| matches!(builder.build(), Err(ConfigError::TooManyCharges { .. }));
+    let is_error =
+        |builder: RateLimitLayerBuilder| matches!(builder.build(), Err(ConfigError::TooManyCharges { .. }));
     assert!(is_error(with(of(u32::MAX).shadow())), "a full log of a shadow policy fails requests, too");
     let further = limit(api_key()).policy(policy("further", u32::MAX, MINUTE));
     assert!(is_error(with(of(10)).also(further)), "a further limit has the same rule");

@@ -17,7 +17,8 @@ use serde_json::json;
 use tower::{Service, ServiceBuilder, ServiceExt, retry, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
-    Algorithm, Builder, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Rejection, Wait,
+    Algorithm, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, Rejection,
+    Wait,
     answer::{Dialect, HttpOrGrpc, OpenAiError, Reset},
     backend::Reason,
     key::KeyError,
@@ -44,14 +45,14 @@ const DIALECTS: [Dialect; 8] = [
 ];
 
 /// A builder with limits of two requests per second and five per minute, on a stopped clock.
-fn builder() -> Builder {
+fn builder() -> RateLimitLayerBuilder {
     RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("burst", 2, SECOND))
         .policy(policy("sustained", 5, MINUTE))
         .key(api_key())
 }
 
-async fn serve(builder: Builder) -> Site {
+async fn serve(builder: RateLimitLayerBuilder) -> Site {
     Site::serve(Router::new().route("/", any(async || "hello")).layer(builder.build().unwrap())).await
 }
 
@@ -273,7 +274,7 @@ async fn hidden_policy_never_appears_in_response() {
             }
         }
         // The texts of other answers.
-        let texts: [fn(Builder) -> Builder; 2] = [
+        let texts: [fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder; 2] = [
             |builder| builder.answer(OpenAiError),
             |builder| builder.rejection(|rejection, _| Response::new(rejection.client_text().into_owned())),
         ];
@@ -295,7 +296,14 @@ async fn hidden_policy_never_appears_in_response() {
 async fn response_of_hidden_policies_has_no_limit_fields() {
     for dialect in DIALECTS {
         let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
-            .policy(policy("logins", 1, MINUTE).headroom(0).unwrap().hidden().headroom(0).unwrap())
+            .policy(
+                policy("logins", 1, MINUTE)
+                    .headroom_percent(0)
+                    .unwrap()
+                    .hidden()
+                    .headroom_percent(0)
+                    .unwrap(),
+            )
             .key(api_key())
             .dialect(dialect);
         let site = serve(limits).await;

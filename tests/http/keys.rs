@@ -9,7 +9,8 @@ use axum::{
 };
 use http::StatusCode;
 use tower_sliding_window::{
-    Builder, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, extension, header, key, peer_ip,
+    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, extension, header, key,
+    peer_ip,
     testing::{FakeBackend, ManualClock},
 };
 
@@ -35,7 +36,9 @@ async fn site(key: impl KeyExtractor) -> (Site, FakeBackend) {
 }
 
 /// Serves the same app with a key that this function sets.
-async fn site_with(set_key: impl FnOnce(Builder) -> Builder) -> (Site, FakeBackend) {
+async fn site_with(
+    set_key: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+) -> (Site, FakeBackend) {
     let backend = FakeBackend::admitting();
     let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE));
     let limits = set_key(builder).build().unwrap();
@@ -192,7 +195,7 @@ async fn path_parameter_is_decoded_and_becomes_key() {
 /// Anonymous requests, which the authentication rejects, for a tenant. The second layer of the guide's page is inside it.
 #[tokio::test]
 async fn anonymous_request_cannot_use_quota_of_tenant() {
-    let limits = |key: &dyn Fn(Builder) -> Builder| {
+    let limits = |key: &dyn Fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
         let memory = MemoryBackend::new().with_clock(&ManualClock::new());
         key(RateLimitLayer::builder(memory).policy(policy("per-tenant", 5, MINUTE))).build().unwrap()
     };

@@ -377,7 +377,7 @@ async fn quota_belongs_to_policy_of_its_name_or_its_limit() {
 #[tokio::test]
 async fn answer_leaves_headroom_in_reserve() {
     let (whole, backend) = (policy("calls", 100, MINUTE), MemoryBackend::new());
-    let policies = [whole.clone(), whole.headroom(20).unwrap()];
+    let policies = [whole.clone(), whole.headroom_percent(20).unwrap()];
     let [interactive, batch] = policies.map(|policy| limiter(backend.clone(), &[policy], learning()));
     for (stated, left) in [
         (quota(Some("calls"), [Some(100), Some(60)], 70, None), 50),

@@ -20,8 +20,8 @@ use http::{Method, request::Builder as RequestBuilder};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policies, Policy,
-    PolicyTable, RateLimitLayer, RouteCosts,
+    ConfigError, Costs, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policies, Policy,
+    PolicyTable, RateLimitLayer, RateLimitLayerBuilder, RouteCosts,
     backend::BackendError,
     by,
     key::{MissingKey, TrustedProxies, client_ip},
@@ -50,7 +50,7 @@ fn memory() -> MemoryBackend {
 }
 
 /// Returns the builder of a layer with the quota.
-fn builder() -> Builder {
+fn builder() -> RateLimitLayerBuilder {
     RateLimitLayer::builder(memory()).policy(five())
 }
 
@@ -62,7 +62,7 @@ fn app() -> Router {
     Router::new().route("/", get(async || "hello")).route("/users/{id}", get(async || "a user"))
 }
 
-fn limited(limits: Builder) -> Router {
+fn limited(limits: RateLimitLayerBuilder) -> Router {
     app().layer(limits.build().unwrap())
 }
 
@@ -221,7 +221,7 @@ async fn exemption_of_proxy_address_limits_nothing() {
 #[tokio::test]
 async fn exemption_of_options_limits_nothing() {
     let handled = Arc::new(AtomicUsize::new(0));
-    let app = |limits: Builder| {
+    let app = |limits: RateLimitLayerBuilder| {
         let handled = handled.clone();
         let handler = async move || handled.fetch_add(1, Ordering::Relaxed).to_string();
         Router::new().route("/", any(handler)).layer(limits.build().unwrap())
@@ -366,7 +366,7 @@ async fn waiting_layer_that_limits_nothing_causes_one_warning() {
 }
 
 /// A name, a layer and its requests.
-type Case<'a> = (&'a str, Builder, &'a dyn Fn(usize) -> Request);
+type Case<'a> = (&'a str, RateLimitLayerBuilder, &'a dyn Fn(usize) -> Request);
 
 #[tokio::test]
 async fn peer_address_behind_proxy_causes_one_warning() {

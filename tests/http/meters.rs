@@ -22,8 +22,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Reservation,
-    Status,
+    ConfigError, Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RateLimitLayerBuilder,
+    Reservation, Status,
     backend::{Backend, Pair},
     header, limit,
     protocol::Draft,
@@ -42,7 +42,7 @@ fn memory() -> MemoryBackend {
 }
 
 /// A layer of 100 tokens and 10 requests, with an estimate of 60 tokens and 1 request.
-fn builder(backend: impl Backend) -> Builder {
+fn builder(backend: impl Backend) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(backend)
         .policy(policy("tokens", 100, MINUTE))
         .policy(policy("requests", 10, MINUTE))
@@ -53,7 +53,7 @@ fn builder(backend: impl Backend) -> Builder {
 }
 
 /// Serves an app behind these limits.
-async fn serve(limits: Builder, app: Router) -> (Site, Limiter) {
+async fn serve(limits: RateLimitLayerBuilder, app: Router) -> (Site, Limiter) {
     let limits = limits.build().unwrap();
     let limiter = limits.limiter().clone();
     (Site::serve(app.layer(limits)).await, limiter)
@@ -380,7 +380,7 @@ async fn layer_sets_rule_over_shared_limiter() {
     };
     let left = async |limiter: &Limiter, rule: Option<Unsettled>| {
         let limits = RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(60).settle_by(by_hand);
-        let limits = rule.into_iter().fold(limits, Builder::unsettled).build().unwrap();
+        let limits = rule.into_iter().fold(limits, RateLimitLayerBuilder::unsettled).build().unwrap();
         let site = Site::serve(unsettled(Arc::default()).layer(limits)).await;
         assert_eq!(site.get("/dropped", &[ALICE]).await.status, 200);
         left(limiter).await[0]
@@ -475,7 +475,7 @@ async fn smallest_quota_clamps_equal_costs() {
 
 #[tokio::test]
 async fn unclamped_cost_above_quota_is_never_admitted() {
-    let estimate = |builder: Builder| builder.cost_by(|_| Costs::new().policy("tokens", 500));
+    let estimate = |builder: RateLimitLayerBuilder| builder.cost_by(|_| Costs::new().policy("tokens", 500));
     let plain = || {
         let builder = RateLimitLayer::builder(memory()).policy(policy("tokens", 100, MINUTE)).key(api_key());
         estimate(builder)
@@ -502,10 +502,11 @@ async fn unclamped_cost_above_quota_is_never_admitted() {
 
 #[test]
 fn constant_estimate_above_quota_requires_clamping() {
-    let with_cost = |builder: Builder| builder.cost(Costs::new().policy("tokens", 500));
+    let with_cost = |builder: RateLimitLayerBuilder| builder.cost(Costs::new().policy("tokens", 500));
     let plain = || RateLimitLayer::builder(memory()).policy(policy("tokens", 100, MINUTE)).key(api_key());
     let further = || limit(api_key()).policy(policy("cents", 50, MINUTE)).cost(80);
-    let is_error = |builder: Builder| matches!(builder.build(), Err(ConfigError::CostAboveQuota { .. }));
+    let is_error =
+        |builder: RateLimitLayerBuilder| matches!(builder.build(), Err(ConfigError::CostAboveQuota { .. }));
     assert!(is_error(with_cost(builder(memory()))));
     assert!(is_error(builder(memory()).also(further())));
     // Without reservations, there is no estimate.

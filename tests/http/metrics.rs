@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::{Router, routing::get};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Wait,
+    Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, Wait,
     backend::{Backend, Reason},
     by,
     key::KeyError,
@@ -18,7 +18,7 @@ use tower_sliding_window::{
 use super::{ALICE, BOB, Later, MINUTE, SECOND, api_key, policy, wire::Site};
 use crate::support::scrape::{Scrape, recorder};
 
-fn limits(backend: impl Backend) -> Builder {
+fn limits(backend: impl Backend) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key())
 }
 

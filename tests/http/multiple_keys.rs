@@ -4,8 +4,8 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies,
-    PolicyTable, RateLimitLayer, Rejection,
+    ConfigError, Costs, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies, PolicyTable,
+    RateLimitLayer, RateLimitLayerBuilder, Rejection,
     backend::{Backend, Pair, Purpose, Reason},
     header,
     key::{self, MissingKey},
@@ -17,7 +17,7 @@ use tower_sliding_window::{
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
 
 /// Begins a layer that allows each user three requests.
-fn per_user(backend: impl Backend) -> Builder {
+fn per_user(backend: impl Backend) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(backend).policy(policy("per-user", 3, MINUTE)).key(api_key())
 }
 

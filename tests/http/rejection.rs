@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::json;
 use tower_sliding_window::{
-    Builder, Decision, Head, Limiter, PartitionKey, RateLimitLayer, Rejection, Wait,
+    Decision, Head, Limiter, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, Rejection, Wait,
     answer::{Answer, OpenAiError},
     backend::Reason,
     testing::{FakeAnswer, FakeBackend},
@@ -34,7 +34,10 @@ async fn site(backend: FakeBackend) -> Site {
 }
 
 /// Serves the same app with a rejection that this function sets.
-async fn site_with(backend: FakeBackend, set: impl FnOnce(Builder) -> Builder) -> Site {
+async fn site_with(
+    backend: FakeBackend,
+    set: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+) -> Site {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key());
     let limits = set(builder).build().unwrap();
     Site::serve(Router::new().route("/", get(async || "hello")).layer(limits)).await
@@ -102,7 +105,7 @@ async fn rejection_reads_head_of_request() {
 
 #[tokio::test]
 async fn rejection_returns_response_of_every_complete_body() {
-    let answer = async |set: fn(Builder) -> Builder| {
+    let answer = async |set: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
         let answer = site_with(FakeBackend::denying(SECOND), set).await.get("/", &[ALICE]).await;
         assert_eq!(
             (answer.header("ratelimit"), answer.header("retry-after")),
@@ -125,7 +128,7 @@ async fn rejection_returns_response_of_every_complete_body() {
         text()
     );
     assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new(()))).await, (200, String::new()));
-    let json: fn(Builder) -> Builder = |builder| {
+    let json: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder = |builder| {
         builder.rejection(|_, _| (StatusCode::TOO_MANY_REQUESTS, Json("slow down")).into_response())
     };
     assert_eq!(answer(json).await, (429, r#""slow down""#.to_owned()));
@@ -201,7 +204,7 @@ impl Answer for OwnFields {
 #[tokio::test]
 async fn custom_answer_replaces_header_fields() {
     let shared: Arc<dyn Answer> = Arc::new(OwnFields);
-    let sets: [&dyn Fn(Builder) -> Builder; 2] =
+    let sets: [&dyn Fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder; 2] =
         [&|builder| builder.answer(OwnFields), &|builder| builder.answer(shared.clone())];
     for set in sets {
         let backend = FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::For(SECOND))]);

@@ -7,8 +7,8 @@ use http::{Request, Response};
 use tokio::time::advance;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
-    RateLimitLayer, Rejection, RouteCosts, Wait,
+    ConfigError, Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies, RateLimitLayer,
+    RateLimitLayerBuilder, Rejection, RouteCosts, Wait,
     answer::ProblemDetails,
     backend::{Backend, BackendError, Check, Pair, Reason},
     key::{KeyError, MissingKey},
@@ -28,7 +28,10 @@ use super::{
 };
 
 /// Builds a layer of ten units per API key, with these settings.
-fn limits(backend: impl Backend, set: impl FnOnce(Builder) -> Builder) -> RateLimitLayer {
+fn limits(
+    backend: impl Backend,
+    set: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+) -> RateLimitLayer {
     set(RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE))).key(api_key()).build().unwrap()
 }
 
@@ -40,7 +43,7 @@ fn limits_with_key_first(backend: impl Backend) -> RateLimitLayer {
         .namespace("shop")
         .deadline(SECOND)
         .breaker(None)
-        .max_in_flight(7)
+        .max_checks_in_flight(7)
         .deny_cache(None)
         .local_memory(MemoryBackend::new())
         .settlement_queue(7)
@@ -50,7 +53,10 @@ fn limits_with_key_first(backend: impl Backend) -> RateLimitLayer {
 }
 
 /// Builds a layer that makes every request free when its response is ready.
-fn limits_that_refund(backend: impl Backend, set: impl FnOnce(Builder) -> Builder) -> RateLimitLayer {
+fn limits_that_refund(
+    backend: impl Backend,
+    set: impl FnOnce(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
+) -> RateLimitLayer {
     let builder = set(RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE))).key(api_key());
     builder.settle_by(|_| Some(0)).build().unwrap()
 }
@@ -65,7 +71,7 @@ fn settling_limits_over(limiter: &Limiter, cost: u32) -> RateLimitLayer {
     builder_over(limiter, cost).settle_by(actual_cost).build().unwrap()
 }
 
-fn builder_over(limiter: &Limiter, cost: u32) -> Builder {
+fn builder_over(limiter: &Limiter, cost: u32) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(cost)
 }
 
@@ -161,7 +167,7 @@ async fn builder_sets_local_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn builder_sets_settlement_queue() {
-    let lost = async |set: fn(Builder) -> Builder| {
+    let lost = async |set: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
         let backend = FakeBackend::admitting().hanging_settlements();
         let limits = limits_that_refund(backend, set);
         // No task runs in between, so that every settlement waits.
@@ -233,7 +239,7 @@ async fn regions_count_separately_on_one_store() {
 fn constant_cost_above_quota_is_an_error() {
     let builder =
         || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE)).key(api_key());
-    let text = |builder: Builder| error(builder).to_string();
+    let text = |builder: RateLimitLayerBuilder| error(builder).to_string();
     let routes = |units: u32| RouteCosts::new().get("/search", units).unwrap().post("/", 5).unwrap();
     let range = "it must be 0 to 10, the quota of policy \"ten\"";
     assert_eq!(text(builder().cost(11)), format!("cost 11: {range}"));
@@ -265,7 +271,7 @@ fn constant_cost_for_unknown_policy_is_an_error() {
         || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE)).key(api_key());
     let per_address = || limit(peer_ip()).policy(policy("per-address", 20, MINUTE));
     let of = |name: &'static str| Costs::new().policy(name, 2);
-    let text = |builder: Builder| error(builder).to_string();
+    let text = |builder: RateLimitLayerBuilder| error(builder).to_string();
     let known = "no such policy; the policies are [\"ten\", \"per-address\"]";
     assert_eq!(
         text(builder().also(per_address()).cost(of("tne"))),
@@ -303,7 +309,7 @@ async fn builder_accepts_settings_after_key() {
     assert_eq!(backend.checks()[0].pairs[0].policy, policy("ten", 10, MINUTE));
 }
 
-type Call = fn(Builder) -> Builder;
+type Call = fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder;
 
 /// Returns every rotation of these calls, in their order and in reverse order.
 fn orders(calls: &[Call]) -> Vec<Vec<Call>> {
@@ -336,7 +342,9 @@ async fn builder_accepts_calls_in_any_order() {
                 Response::builder().status(status).body(()).unwrap()
             })
         },
-        |builder| builder.namespace("shop").deadline(SECOND).breaker(None).max_in_flight(7).deny_cache(None),
+        |builder| {
+            builder.namespace("shop").deadline(SECOND).breaker(None).max_checks_in_flight(7).deny_cache(None)
+        },
         |builder| builder.local_memory(MemoryBackend::new()).settlement_queue(7),
     ];
     let (deny, down) = (Deny(Wait::For(SECOND)), Unavailable(Reason::Connection));
@@ -373,7 +381,7 @@ async fn builder_accepts_calls_in_any_order() {
 }
 
 /// Returns the error of this builder.
-fn error(builder: Builder) -> ConfigError {
+fn error(builder: RateLimitLayerBuilder) -> ConfigError {
     builder.build().unwrap_err()
 }
 
@@ -406,9 +414,9 @@ fn builder_requires_key() {
 fn builder_rejects_plan_beside_replaced_part() {
     let over_backend = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
     let over_limiter = || RateLimitLayer::builder(limiter(FakeBackend::admitting()));
-    let plan = |builder: Builder| builder.plan_by(|_| alice());
+    let plan = |builder: RateLimitLayerBuilder| builder.plan_by(|_| alice());
     let chosen = || Policies::from(policy("chosen", 9, MINUTE));
-    let parts: [(&str, &dyn Fn(Builder) -> Builder); 7] = [
+    let parts: [(&str, &dyn Fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder); 7] = [
         ("key", &|builder| builder.key(api_key())),
         ("key", &|builder| builder.key_by(|_| alice())),
         ("missing_key", &|builder| builder.missing_key(MissingKey::Exempt)),
@@ -434,7 +442,9 @@ fn builder_rejects_plan_beside_replaced_part() {
     let error = error(plan(over_limiter().policy(policy("more", 9, MINUTE))));
     assert!(matches!(error, ConfigError::PlanAndPart { method: "policy", .. }), "{error:?}");
 
-    let others = |builder: Builder| builder.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
+    let others = |builder: RateLimitLayerBuilder| {
+        builder.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)))
+    };
     let others =
         |builder| others(builder).exempt(|_| false).outage(OutageRule::FailOpen).settle_by(|_| Some(0));
     plan(others(over_backend())).build().unwrap();
@@ -449,7 +459,7 @@ fn builder_rejects_settings_of_shared_limiter() {
         ("namespace", |builder| builder.namespace("shop")),
         ("deadline", |builder| builder.deadline(SECOND)),
         ("breaker", |builder| builder.breaker(None)),
-        ("max_in_flight", |builder| builder.max_in_flight(7)),
+        ("max_checks_in_flight", |builder| builder.max_checks_in_flight(7)),
         ("deny_cache", |builder| builder.deny_cache(None)),
         ("local_memory", |builder| builder.local_memory(MemoryBackend::new())),
         ("settlement_queue", |builder| builder.settlement_queue(7)),

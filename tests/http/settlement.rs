@@ -13,8 +13,8 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, ConfigError, Costs, Decision, Head, Limiter, MemoryBackend, PartitionKey, RateLimitLayer,
-    Rejection, Reservation, ResponseHead,
+    ConfigError, Costs, Decision, Head, Limiter, MemoryBackend, PartitionKey, RateLimitLayer,
+    RateLimitLayerBuilder, Rejection, Reservation, ResponseHead,
     backend::{Backend, BackendError, Check, Purpose, Reason},
     by,
     cost::IntoCosts,
@@ -30,7 +30,7 @@ use super::{
     wire::Site,
 };
 
-fn builder(backend: impl Backend) -> Builder {
+fn builder(backend: impl Backend) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key()).cost(5)
 }
 

@@ -13,7 +13,8 @@ use axum::{
     routing::{any, get},
 };
 use tower_sliding_window::{
-    Builder, Decision, Limiter, MemoryBackend, PartitionKey, PolicyTable, RateLimitLayer, Reservation,
+    Decision, Limiter, MemoryBackend, PartitionKey, PolicyTable, RateLimitLayer, RateLimitLayerBuilder,
+    Reservation,
     answer::{Dialect, HttpOrGrpc, Reset},
     backend::Reason,
     key::KeyError,
@@ -34,7 +35,7 @@ fn memory() -> MemoryBackend {
     MemoryBackend::new().with_clock(&ManualClock::new())
 }
 
-async fn serve(builder: Builder) -> Site {
+async fn serve(builder: RateLimitLayerBuilder) -> Site {
     Site::serve(Router::new().route("/", any(async || "hello")).layer(builder.build().unwrap())).await
 }
 

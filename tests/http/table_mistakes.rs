@@ -2,8 +2,8 @@
 
 use axum::{Router, routing::get};
 use tower_sliding_window::{
-    Builder, ConfigError, MemoryBackend, Policies, PolicyTable, RateLimitLayer, RouteCosts, limit, peer_ip,
-    policy::Tier, testing::ManualClock,
+    ConfigError, MemoryBackend, Policies, PolicyTable, RateLimitLayer, RateLimitLayerBuilder, RouteCosts,
+    limit, peer_ip, policy::Tier, testing::ManualClock,
 };
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
@@ -12,12 +12,12 @@ use crate::support::events::Events;
 /// The number of charges that a sliding log holds.
 const FULL: u32 = 1 << 20;
 
-fn builder() -> Builder {
+fn builder() -> RateLimitLayerBuilder {
     RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new())).key(api_key())
 }
 
 /// Returns a builder whose layer chooses from a table by the tier that the client names in a header.
-fn with_table(table: &PolicyTable) -> Builder {
+fn with_table(table: &PolicyTable) -> RateLimitLayerBuilder {
     builder().policies(table.choose_by(|head| head.header("x-tier")))
 }
 
@@ -101,7 +101,7 @@ async fn change_below_constant_cost_is_an_error() {
 #[test]
 fn change_may_exclude_some_requests_or_suit_one_limit() {
     let four = || policy("requests", 4, MINUTE);
-    let changes = |change: fn(Builder) -> Builder| {
+    let changes = |change: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
         let table = PolicyTable::new(policy("requests", 10, MINUTE));
         let limits = change(with_table(&table));
         let further = limit(peer_ip()).cost(2).policies(table.choose_by(|_| None));

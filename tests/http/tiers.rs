@@ -208,7 +208,7 @@ async fn duplicate_chosen_policy_causes_server_error() {
 
 #[tokio::test]
 async fn header_fields_report_quota_after_headroom() {
-    let headroom = |quota, percent| policy("requests", quota, MINUTE).headroom(percent).unwrap();
+    let headroom = |quota, percent| policy("requests", quota, MINUTE).headroom_percent(percent).unwrap();
     let table = PolicyTable::new(headroom(100, 5)).with("gold", headroom(3, 34));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Admission, Algorithm, Builder, ConfigError, CostFunction, Costs, Decision, Head, KeyExtractor, Limit,
-    LimitedBody, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies, Policy,
-    PolicyTable, RateLimit, RateLimitLayer, RedisBackend, Rejection, Reservation, ResponseHead, RouteCosts,
-    Status, Wait,
+    Admission, Algorithm, ConfigError, CostFunction, Costs, Decision, Head, KeyExtractor, Limit, LimitedBody,
+    Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies, Policy, PolicyTable,
+    RateLimit, RateLimitLayer, RateLimitLayerBuilder, RedisBackend, Rejection, Reservation, ResponseHead,
+    RouteCosts, Status, Wait,
     answer::{Answer, Grpc, HttpOrGrpc, NoDecision, NoReservation, ProblemDetails},
     backend::{BackendError, Check, Pair, Purpose, Reason, Refund},
     by,
@@ -136,7 +136,7 @@ fn public_types_implement_send_sync_and_clone() {
     handle::<RateLimit<Router, SameBody>>();
     handle::<RateLimit<Probe>>();
     handle::<RateLimit<Probe, ByJob>>();
-    handle::<Builder>();
+    handle::<RateLimitLayerBuilder>();
     handle::<Limit>();
     handle::<Limiter>();
     handle::<LimiterBuilder>();

@@ -77,7 +77,7 @@ async fn request_loses_units_if_it_may_have_run() {
 #[tokio::test(start_paused = true)]
 async fn request_that_was_not_sent_loses_nothing() {
     let store = Store::new();
-    let limiter = builder(&store, leased(1_000, 50)).max_in_flight(1).build().unwrap();
+    let limiter = builder(&store, leased(1_000, 50)).max_checks_in_flight(1).build().unwrap();
     checks(&limiter, 4).await;
     next_bucket(&store).await;
     store.take_asked();
@@ -235,7 +235,7 @@ async fn answer_late_by_chance_delays_no_lease() {
 #[tokio::test(start_paused = true)]
 async fn waiting_checks_are_bounded() {
     let store = Store::new().with_latency(MILLISECOND, MILLISECOND);
-    let limiter = builder(&store, leased(1_000, 50)).max_in_flight(2).build().unwrap();
+    let limiter = builder(&store, leased(1_000, 50)).max_checks_in_flight(2).build().unwrap();
     checks(&limiter, 8).await;
     next_bucket(&store).await;
     let new = || limiter.check(alice());

@@ -242,7 +242,7 @@ fn lease_needs_units_and_sliding_buckets() {
     assert_eq!(text(buckets(10, SECOND, PRECISION).leased(Lease::up_to(0))), error(0));
     let policy = leased(10, 7);
     assert_eq!(text(policy.clone().with_algorithm(log().algorithm())), error(7));
-    assert_eq!(policy.clone().hidden().headroom(20).unwrap().lease(), Some(Lease::up_to(7)));
+    assert_eq!(policy.clone().hidden().headroom_percent(20).unwrap().lease(), Some(Lease::up_to(7)));
     assert_eq!(policy, buckets(10, SECOND, PRECISION));
 }
 

@@ -134,7 +134,7 @@ fn policy(algorithm: Algorithm) -> Policy {
 fn interactive_request_within_share_is_never_denied() {
     let decisions = decisions(100_000);
     let interactive = policy(Algorithm::SlidingLog);
-    let batch = interactive.clone().headroom(SHARE).unwrap();
+    let batch = interactive.clone().headroom_percent(SHARE).unwrap();
     let clock = ManualClock::new();
     let run = |batch: &Policy| {
         let backend = MemoryBackend::new().with_clock(&clock);
@@ -149,14 +149,14 @@ fn interactive_request_within_share_is_never_denied() {
     );
 
     // A single unit less is not enough.
-    let greedy = interactive.clone().headroom(SHARE - 1).unwrap();
+    let greedy = interactive.clone().headroom_percent(SHARE - 1).unwrap();
     assert!(run(&greedy).interactive[1] > 0, "a batch of 81 units takes a unit of the share");
 }
 
 #[tokio::test]
 async fn interactive_request_within_share_is_admitted_by_redis() {
     let interactive = policy(Algorithm::SlidingLog);
-    let batch = interactive.clone().headroom(SHARE).unwrap();
+    let batch = interactive.clone().headroom_percent(SHARE).unwrap();
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let clock = ManualClock::new();
@@ -173,7 +173,7 @@ async fn interactive_request_within_share_is_admitted_by_redis() {
 fn interactive_share_of_buckets_counts_for_precision_longer() {
     let precision = Duration::from_secs(5);
     let interactive = policy(Algorithm::SlidingBuckets { precision });
-    let batch = interactive.clone().headroom(SHARE).unwrap();
+    let batch = interactive.clone().headroom_percent(SHARE).unwrap();
     let clock = ManualClock::new();
     let run = |window| {
         let backend = MemoryBackend::new().with_clock(&clock);
@@ -222,7 +222,7 @@ struct Caller {
 /// Returns the policy of a level for both classes.
 fn level(name: &str, quota: u32) -> impl PolicySelector + use<> {
     let policy = Policy::new(name, quota, MINUTE).unwrap();
-    let classes = PolicyTable::new(policy.clone()).with("batch", policy.headroom(20).unwrap());
+    let classes = PolicyTable::new(policy.clone()).with("batch", policy.headroom_percent(20).unwrap());
     classes
         .choose_by(|head| head.extension::<Caller>().is_some_and(|caller| caller.is_batch).then_some("batch"))
 }

@@ -39,7 +39,7 @@ struct Gate {
     open: Arc<Semaphore>,
     /// The number of refunds in flight, and its maximum.
     in_flight: Arc<AtomicUsize>,
-    max_in_flight: Arc<AtomicUsize>,
+    max_checks_in_flight: Arc<AtomicUsize>,
 }
 
 impl Gate {
@@ -49,7 +49,7 @@ impl Gate {
             fake: FakeBackend::admitting(),
             open,
             in_flight: Arc::default(),
-            max_in_flight: Arc::default(),
+            max_checks_in_flight: Arc::default(),
         }
     }
 }
@@ -65,7 +65,7 @@ impl Backend for Gate {
         true
     }
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
-        self.max_in_flight.fetch_max(self.in_flight.fetch_add(1, SeqCst) + 1, SeqCst);
+        self.max_checks_in_flight.fetch_max(self.in_flight.fetch_add(1, SeqCst) + 1, SeqCst);
         self.open.acquire().await.unwrap().forget();
         self.in_flight.fetch_sub(1, SeqCst);
         self.fake.refund(refund).await
@@ -90,7 +90,7 @@ async fn settlement_runs_without_await() {
 #[tokio::test]
 async fn drain_waits_for_last_settlement() {
     let backend = Gate::closed();
-    let limiter = build(Limiter::builder(backend.clone()).max_in_flight(8));
+    let limiter = build(Limiter::builder(backend.clone()).max_checks_in_flight(8));
     now(limiter.drain());
     for _ in 0..20 {
         reserve(&limiter).await.settle(0);
@@ -108,7 +108,11 @@ async fn drain_waits_for_last_settlement() {
     }
     drained.await.unwrap();
     assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (20, 0));
-    assert_eq!(backend.max_in_flight.load(SeqCst), 8, "as many settlements are in flight as checks may be");
+    assert_eq!(
+        backend.max_checks_in_flight.load(SeqCst),
+        8,
+        "as many settlements are in flight as checks may be"
+    );
     // The queue accepts later settlements.
     backend.open.add_permits(1);
     assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done { .. }));
@@ -150,7 +154,7 @@ async fn settlements_keep_up_with_3000_per_second() {
 #[tokio::test]
 async fn full_queue_loses_only_new_settlements() {
     let backend = Gate::closed();
-    let limiter = build(Limiter::builder(backend.clone()).settlement_queue(3).max_in_flight(8));
+    let limiter = build(Limiter::builder(backend.clone()).settlement_queue(3).max_checks_in_flight(8));
     // Eight settlements are in flight, so the queue has room for three more.
     let mut settlements = Vec::new();
     for _ in 0..8 {
@@ -205,7 +209,7 @@ async fn queue_loses_hanging_settlement_at_deadline() {
 #[tokio::test(start_paused = true)]
 async fn queued_settlement_is_not_sent_after_deadline() {
     let backend = FakeBackend::admitting().hanging_settlements();
-    let limiter = build(Limiter::builder(backend.clone()).max_in_flight(1));
+    let limiter = build(Limiter::builder(backend.clone()).max_checks_in_flight(1));
     let start = Instant::now();
     let [first, second] = [reserve(&limiter).await.settle(0), reserve(&limiter).await.settle(0)];
     sleep(Duration::from_secs(1)).await;
@@ -459,7 +463,7 @@ fn drain_ends_although_another_runtime_is_not_driven() {
 #[test]
 fn drain_waits_for_settlement_that_comes_meanwhile() {
     let backend = FakeBackend::admitting();
-    let limiter = build(Limiter::builder(Later(backend.clone())).max_in_flight(1));
+    let limiter = build(Limiter::builder(Later(backend.clone())).max_checks_in_flight(1));
     let undriven = Builder::new_current_thread().enable_time().build().unwrap();
     let reservation = undriven.block_on(reserve(&limiter));
     let _first = undriven.block_on(async { Some(reservation.settle(2)) });

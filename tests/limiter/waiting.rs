@@ -559,7 +559,7 @@ async fn waiter_may_wait_for_a_very_long_time() {
 #[tokio::test(start_paused = true)]
 async fn lower_quota_holds_up_no_higher_quota() {
     let high = policy(10, MINUTE);
-    for low in [high.clone().headroom(50).unwrap(), policy(5, MINUTE)] {
+    for low in [high.clone().headroom_percent(50).unwrap(), policy(5, MINUTE)] {
         let limiter = Limiter::builder(TimedBackend::new()).without_policies().build().unwrap();
         let wait = |policy: &Policy| {
             tokio::spawn(limiter.wait([Pair::new(alice(), policy.clone(), 1)], 60 * MINUTE))

@@ -229,12 +229,12 @@ fn classes_of_one_policy_cause_no_warning() {
     let warnings = Arc::new(AtomicUsize::new(0));
     counting(&warnings, || {
         for whole in whole {
-            let headroom = |percent| whole.clone().headroom(percent).unwrap();
+            let headroom = |percent| whole.clone().headroom_percent(percent).unwrap();
             // A policy keeps its headroom if it is hidden, in shadow mode, or reduced again.
-            let again = headroom(20).headroom(50).unwrap();
+            let again = headroom(20).headroom_percent(50).unwrap();
             let limiters = [headroom(20), whole.clone(), headroom(20).hidden(), headroom(50).shadow(), again];
             let same = Policy::new("r", 80, MINUTE).unwrap();
-            let equal = [same, Policy::new("r", 100, MINUTE).unwrap().headroom(20).unwrap()];
+            let equal = [same, Policy::new("r", 100, MINUTE).unwrap().headroom_percent(20).unwrap()];
             let limiters = (limiters.map(&build), equal.map(&build));
             let classes = PolicyTable::new(whole.clone()).with("batch", headroom(20));
             let layer = RateLimitLayer::builder(backend.clone())
@@ -257,11 +257,14 @@ fn conflicting_policy_with_headroom_causes_a_warning() {
     let fixed = minute(100).with_algorithm(Algorithm::FixedWindow).unwrap();
     let conflicts = [
         [minute(100), minute(80)],
-        [minute(100), minute(90).headroom(20).unwrap()],
-        [minute(100), hour.headroom(20).unwrap()],
-        [minute(100), minute(100).headroom(20).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap()],
-        [minute(100).headroom(20).unwrap(), fixed],
-        [bucket(Rate::per_second(5)), bucket(Rate::per_second(4)).headroom(20).unwrap()],
+        [minute(100), minute(90).headroom_percent(20).unwrap()],
+        [minute(100), hour.headroom_percent(20).unwrap()],
+        [
+            minute(100),
+            minute(100).headroom_percent(20).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap(),
+        ],
+        [minute(100).headroom_percent(20).unwrap(), fixed],
+        [bucket(Rate::per_second(5)), bucket(Rate::per_second(4)).headroom_percent(20).unwrap()],
     ];
     for policies in conflicts {
         let backend = FakeBackend::admitting();

@@ -221,7 +221,8 @@ async fn backend_may_protect_its_servers_itself() {
     }
 
     let given = Arc::<Mutex<Vec<Protection>>>::default();
-    let builder = on(Protects(given.clone())).breaker(THREE_FAILURES).max_in_flight(2).deadline(SECOND);
+    let builder =
+        on(Protects(given.clone())).breaker(THREE_FAILURES).max_checks_in_flight(2).deadline(SECOND);
     let limiter = builder.build().unwrap();
     let given = given.lock().unwrap().clone();
     let protection = given.first().unwrap();
@@ -231,7 +232,7 @@ async fn backend_may_protect_its_servers_itself() {
         "the backend gets the settings of the breaker once"
     );
     assert_eq!(
-        (protection.max_in_flight, protection.deadline),
+        (protection.max_checks_in_flight, protection.deadline),
         (2, SECOND),
         "the backend gets the limit and the deadline"
     );

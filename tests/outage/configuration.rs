@@ -32,8 +32,8 @@ fn build_rejects_settings_out_of_range() {
     }
     for checks in [0, (1 << 20) + 1] {
         assert_eq!(
-            builder().max_in_flight(checks).build().unwrap_err().to_string(),
-            format!("max_in_flight {checks}: it must be 1 to 1048576"),
+            builder().max_checks_in_flight(checks).build().unwrap_err().to_string(),
+            format!("max_checks_in_flight {checks}: it must be 1 to 1048576"),
             "the error states the value and what is allowed"
         );
     }
@@ -50,8 +50,8 @@ fn build_accepts_ends_of_every_range() {
     for breaker in [Breaker::new(1, TICK), Breaker::new(1_000_000, Duration::from_secs(3_600))] {
         builder().breaker(breaker).build().unwrap();
     }
-    builder().max_in_flight(1).breaker(None).build().unwrap();
-    builder().max_in_flight(1 << 20).build().unwrap();
+    builder().max_checks_in_flight(1).breaker(None).build().unwrap();
+    builder().max_checks_in_flight(1 << 20).build().unwrap();
     assert_eq!(Share::among(u32::MAX).unwrap().processes(), u32::MAX, "the number of processes is kept");
     assert_eq!(Share::whole().processes(), 1, "a whole share is that of one process");
     assert_eq!(Breaker::default(), Breaker::new(5, Duration::from_millis(250)), "the documented defaults");

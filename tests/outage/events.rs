@@ -181,13 +181,13 @@ async fn failures_without_breaker_cause_one_event_per_minute() {
 #[tokio::test(start_paused = true)]
 async fn overload_causes_one_event_per_minute() {
     let (events, _guard) = Events::collect();
-    let limiter = deferred(&FakeBackend::hanging()).max_in_flight(2).build().unwrap();
+    let limiter = deferred(&FakeBackend::hanging()).max_checks_in_flight(2).build().unwrap();
     for _ in 0..2 {
         let two = [limiter.check(alice()), limiter.check(alice())].map(tokio::spawn);
         sleep(TICK).await;
         check(&limiter, 5).await;
         let text = events.text();
-        assert!(text.contains("max_in_flight=2"), "{text}");
+        assert!(text.contains("max_checks_in_flight=2"), "{text}");
         assert_eq!(summary(&events), ["WARN overloaded"], "one event for many rejected checks");
         for one in two {
             one.abort();

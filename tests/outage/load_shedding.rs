@@ -42,7 +42,7 @@ impl Backend for Slow {
 #[tokio::test(start_paused = true)]
 async fn limiter_sheds_checks_above_bound_at_once() {
     let backend = Slow::default();
-    let limiter = on(backend.clone()).max_in_flight(7).build().unwrap();
+    let limiter = on(backend.clone()).max_checks_in_flight(7).build().unwrap();
     for _ in 0..3 {
         let start = Instant::now();
         let many: Vec<_> = (0..50)
@@ -70,7 +70,7 @@ async fn limiter_sheds_checks_above_bound_at_once() {
 #[tokio::test(start_paused = true)]
 async fn dropped_or_timed_out_check_frees_its_permit() {
     let backend = FakeBackend::hanging();
-    let limiter = deferred(&backend).max_in_flight(1).breaker(None).build().unwrap();
+    let limiter = deferred(&backend).max_checks_in_flight(1).breaker(None).build().unwrap();
     assert!(
         timeout(SECOND / 20, limiter.check(alice())).await.is_err(),
         "the store hangs until the client leaves"
@@ -93,7 +93,7 @@ async fn dropped_or_timed_out_check_frees_its_permit() {
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_check_takes_no_permit() {
-    let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
+    let limiter = on(Slow::default()).max_checks_in_flight(1).build().unwrap();
     let idle = limiter.check(alice());
     assert_eq!(outcome(limiter.check(alice()).await), Ok(true), "the unpolled check holds no permit");
     assert_eq!(outcome(idle.await), Ok(true), "the permit is free again");
@@ -101,7 +101,7 @@ async fn unpolled_check_takes_no_permit() {
 
 #[tokio::test(start_paused = true)]
 async fn load_shedding_does_not_open_breaker() {
-    let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
+    let limiter = on(Slow::default()).max_checks_in_flight(1).build().unwrap();
     for _ in 0..3 {
         let waiting = tokio::spawn(limiter.check(alice()));
         yield_now().await;
@@ -119,8 +119,9 @@ async fn load_shedding_does_not_open_breaker() {
 #[tokio::test(start_paused = true)]
 async fn limiter_clones_share_default_bound() {
     let limiter = deferred(&FakeBackend::hanging()).build().unwrap();
-    let waiting: Vec<_> =
-        (0..Limiter::DEFAULT_MAX_IN_FLIGHT).map(|_| tokio::spawn(limiter.clone().check(alice()))).collect();
+    let waiting: Vec<_> = (0..Limiter::DEFAULT_MAX_CHECKS_IN_FLIGHT)
+        .map(|_| tokio::spawn(limiter.clone().check(alice())))
+        .collect();
     // Waits until all checks have started.
     tokio::time::sleep(TICK).await;
     assert_eq!(
@@ -142,7 +143,7 @@ async fn shed_request_is_overloaded_unless_store_hangs() {
     {
         let limits = RateLimitLayer::builder(FakeBackend::hanging())
             .policy(policy("ten", 10))
-            .max_in_flight(1)
+            .max_checks_in_flight(1)
             .outage(rule)
             .key(header("x-api-key").unwrap())
             .build()
@@ -169,8 +170,11 @@ async fn shed_request_is_overloaded_unless_store_hangs() {
 
 #[tokio::test(start_paused = true)]
 async fn old_timeout_makes_no_outage_of_burst() {
-    let limiter =
-        deferred(&FakeBackend::hanging()).max_in_flight(1).outage(OutageRule::FailOpen).build().unwrap();
+    let limiter = deferred(&FakeBackend::hanging())
+        .max_checks_in_flight(1)
+        .outage(OutageRule::FailOpen)
+        .build()
+        .unwrap();
     assert_eq!(
         limiter.admit(alice()).await.unwrap().error().unwrap().reason(),
         Reason::Timeout,

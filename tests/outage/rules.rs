@@ -4,7 +4,7 @@ use http::{Request, StatusCode};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
+    Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, RateLimitLayerBuilder, Rejection, Wait,
     answer::Grpc,
     backend::{Pair, Reason, WhenFull},
     header,
@@ -39,11 +39,11 @@ async fn send(limits: &RateLimitLayer, request: Request<()>) -> (Option<Marks>, 
     (found.map(|found| found.0), response.status(), marks)
 }
 
-fn immediate_and_deferred(backend: &FakeBackend) -> [Builder; 2] {
+fn immediate_and_deferred(backend: &FakeBackend) -> [RateLimitLayerBuilder; 2] {
     [RateLimitLayer::builder(backend.clone()), RateLimitLayer::builder(Later(backend.clone()))]
 }
 
-fn layer(builder: Builder, rule: Option<OutageRule>) -> RateLimitLayer {
+fn layer(builder: RateLimitLayerBuilder, rule: Option<OutageRule>) -> RateLimitLayer {
     let builder = match rule {
         None => builder,
         Some(rule) => builder.outage(rule),
@@ -153,7 +153,7 @@ async fn outage_rule_changes_no_store_decision() {
 
 #[tokio::test]
 async fn outage_closure_overrides_layer_rule() {
-    let layer = |builder: Builder| {
+    let layer = |builder: RateLimitLayerBuilder| {
         builder
             .policy(policy("ten", 10))
             .outage(local(1))

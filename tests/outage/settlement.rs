@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, MemoryBackend, OutageRule, RateLimitLayer, Reservation,
+    MemoryBackend, OutageRule, RateLimitLayer, RateLimitLayerBuilder, Reservation,
     backend::Reason,
     header,
     settle::{Settled, Unsettled, by_hand},
@@ -20,7 +20,7 @@ use crate::http::Later;
 const DOWN: FakeBackendAnswer = Unavailable(Reason::Connection);
 type FakeBackendAnswer = tower_sliding_window::testing::FakeAnswer;
 
-fn builder(backend: &FakeBackend, rule: OutageRule) -> Builder {
+fn builder(backend: &FakeBackend, rule: OutageRule) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(Later(backend.clone())).policy(policy("ten", 10)).outage(rule)
 }
 

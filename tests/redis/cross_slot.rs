@@ -637,7 +637,8 @@ async fn dropped_and_denied_checks_leave_admitted_charges() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
     let limiter = patient(&backend);
-    let other = Limiter::builder(backend.clone()).without_policies().deny_cache(None).max_in_flight(64);
+    let other =
+        Limiter::builder(backend.clone()).without_policies().deny_cache(None).max_checks_in_flight(64);
     let other = other.deadline(SECOND).build().unwrap();
     let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
     let policies = [policy("p", 1_000_000, HOUR), policy("p", 150, HOUR), policy("p", 1_000, HOUR)];

@@ -86,7 +86,7 @@ async fn dropped_check_with_shadow_keeps_its_place() {
     const PLACES: usize = 4;
     let server = Server::start(Engine::Redis);
     let builder = on(merging_backend(&server, Merging::On)).policy(policy("shadow", 5, HOUR).shadow());
-    let limiter = builder.breaker(None).max_in_flight(PLACES).deadline(LONG_DEADLINE).build().unwrap();
+    let limiter = builder.breaker(None).max_checks_in_flight(PLACES).deadline(LONG_DEADLINE).build().unwrap();
     assert!(limiter.check(alice()).await.unwrap().is_admitted(), "Redis decides");
     server.signal(libc::SIGSTOP);
     let mut sent = Vec::new();
@@ -117,7 +117,7 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
     for breaker in [Some(Breaker::default()), None] {
         let server = Server::start(Engine::Redis);
         let merged = merging_backend(&server, Merging::On);
-        let builder = on(merged).breaker(breaker).max_in_flight(4);
+        let builder = on(merged).breaker(breaker).max_checks_in_flight(4);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let warm_up = on(backend(&server).await).deadline(LONG_DEADLINE).build().unwrap();
         assert!(warm_up.check(alice()).await.is_ok(), "Redis decides");

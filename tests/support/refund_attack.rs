@@ -50,7 +50,8 @@ impl fmt::Display for Outcome {
 pub async fn refund(url: &str, records: usize, refunds: usize) -> Outcome {
     // Merged checks would share records.
     let backend = RedisBackend::builder(RedisServers::single(url)).merging(Merging::Off).lazy().unwrap();
-    let attacker = limiter(backend, Duration::from_secs(20)).max_in_flight(4 * IN_FLIGHT).build().unwrap();
+    let attacker =
+        limiter(backend, Duration::from_secs(20)).max_checks_in_flight(4 * IN_FLIGHT).build().unwrap();
     let key = PartitionKey::new("user", "attacker");
     let before = (records - refunds) / 2;
     charge(&attacker, &key, before).await;

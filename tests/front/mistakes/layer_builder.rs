@@ -6,7 +6,7 @@ use tower_sliding_window::{ConfigError, MemoryBackend, RateLimitLayer, peer_ip};
 fn mistake() -> Result<(), ConfigError> {
     let app: Router = Router::new()
         .route("/", get(async || "hi"))
-        .layer(RateLimitLayer::builder(MemoryBackend::new()).key(peer_ip())); //~ a `Builder` is not a layer
+        .layer(RateLimitLayer::builder(MemoryBackend::new()).key(peer_ip())); //~ a `RateLimitLayerBuilder` is not a layer
         //~ note: call `.build()?` first
     Ok(())
 }

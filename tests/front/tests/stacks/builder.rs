@@ -13,8 +13,9 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Builder, ConfigError, Head, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies, PolicyTable,
-    RateLimit, RateLimitLayer, ResponseHead, RouteCosts, answer, extension, header, key,
+    ConfigError, Head, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies, PolicyTable,
+    RateLimit, RateLimitLayer, RateLimitLayerBuilder, ResponseHead, RouteCosts, answer, extension, header,
+    key,
     key::MissingKey,
     limit,
     outage::Breaker,
@@ -33,7 +34,7 @@ fn tenant(head: &Head<'_>) -> Option<PartitionKey> {
 }
 
 /// All methods that take a closure, and all settings. No two of them set the same part.
-const METHODS: [fn(Builder) -> Builder; 20] = [
+const METHODS: [fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder; 20] = [
     |builder| builder.policy(policy("first", 100)),
     |builder| builder.policy(policy("second", 200)),
     |builder| builder.key_by(tenant),
@@ -58,13 +59,15 @@ const METHODS: [fn(Builder) -> Builder; 20] = [
     |builder| builder.namespace("stacks"),
     |builder| builder.deadline(MINUTE),
     |builder| builder.breaker(Breaker::default()),
-    |builder| builder.max_in_flight(10),
+    |builder| builder.max_checks_in_flight(10),
     |builder| builder.deny_cache(None),
     |builder| builder.local_memory(MemoryBackend::new()).settlement_queue(10),
 ];
 
 /// Sends requests that the methods treat differently. Returns what the backend was asked, regardless of the order of policies.
-async fn asked(methods: impl Iterator<Item = &fn(Builder) -> Builder>) -> Vec<String> {
+async fn asked(
+    methods: impl Iterator<Item = &fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder>,
+) -> Vec<String> {
     let backend = FakeBackend::admitting();
     let limits = methods.fold(RateLimitLayer::builder(backend.clone()), |builder, method| method(builder));
     let app: Router = Router::new().fallback(hello).layer(limits.build().unwrap());
@@ -124,7 +127,7 @@ async fn methods_take_values() {
 
 #[tokio::test]
 async fn plan_replaces_key_in_any_order() {
-    let methods: [fn(Builder) -> Builder; 4] = [
+    let methods: [fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder; 4] = [
         |builder| builder.policy(policy("first", 100)),
         |builder| builder.plan_by(|head| tenant(head).map_or(Draft::exempt(), |key| Draft::check(key, 2))),
         |builder| {
@@ -201,6 +204,6 @@ fn layers_services_and_bodies_are_send_and_sync() {
     fn is_send_and_sync<T: Send + Sync + 'static>(_: Option<T>) {}
     is_send_and_sync(Some(admitting()));
     is_send_and_sync(None::<RateLimit<Router>>);
-    is_send_and_sync(None::<Builder>);
+    is_send_and_sync(None::<RateLimitLayerBuilder>);
     is_send_and_sync(None::<tower_sliding_window::LimitedBody<Full<bytes::Bytes>>>);
 }

@@ -9,7 +9,8 @@ use http_body_util::BodyExt;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tower::Service;
 use tower_sliding_window::{
-    Builder, Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Wait,
+    Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, RateLimitLayer,
+    RateLimitLayerBuilder, Wait,
     backend::{Backend, BackendError, Check, Refund},
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
@@ -65,7 +66,7 @@ pub fn limiters() -> impl Iterator<Item = (Limiter, [bool; 4])> {
 }
 
 /// Builders of layers over each kind of backend, and their verdicts on four requests.
-pub fn builders() -> impl Iterator<Item = (Builder, [bool; 4])> {
+pub fn builders() -> impl Iterator<Item = (RateLimitLayerBuilder, [bool; 4])> {
     let all = PartitionKey::new("service", "stacks");
     limiters().map(move |(limiter, verdicts)| {
         let key = all.clone();
