@@ -69,7 +69,11 @@ impl Limiter {
     }
 
     fn check_for_parts(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
-        let Rest { others, pairs: mut all, .. } = draft.rest.map(|rest| *rest).unwrap_or_default();
+        let has_empty_list = draft.is_empty() && draft.rest.is_some();
+        let Rest { others, pairs: mut all, uncounted } = draft.rest.map(|rest| *rest).unwrap_or_default();
+        if has_empty_list && uncounted.is_none() {
+            return Err(ConfigError::Pairs { given: 0, max: MAX_PAIRS });
+        }
         let has_pairs_only_from_parts = all.is_empty();
         for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&others) {
             let pairs =

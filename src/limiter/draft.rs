@@ -14,14 +14,14 @@ use crate::{
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
 ///
-/// A draft without keys and pairs is exempt: the request passes uncounted. A draft that cannot be a check is a mistake in the
-/// server: one with more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs, with the same pair twice, or with two policies of
-/// one name. To check two keys against the same policies, use [`pairs`](Self::pairs). Such a request is rejected with [`Rejection::Misconfigured`](crate::Rejection::Misconfigured).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Only [`exempt`](Self::exempt) lets a request pass uncounted. A draft that cannot be a check is a mistake in the server: one with an
+/// empty list of pairs and no key, with more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs, with the same pair twice, or with two
+/// policies of one name. To check two keys against the same policies, use [`pairs`](Self::pairs). Such a request is rejected with [`Rejection::Misconfigured`](crate::Rejection::Misconfigured).
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
     /// Most drafts have one part, which needs no list.
     pub(crate) first: Option<Part>,
-    /// What few drafts have.
+    /// What few drafts have. A draft that is exempt has none.
     pub(crate) rest: Option<Box<Rest>>,
     /// `None` for the rule of the layer or the limiter.
     pub(crate) outage: Option<OutageRule>,
@@ -82,7 +82,8 @@ impl Draft {
     /// Creates a draft without keys: the request passes uncounted, unless [further limits](crate::RateLimitLayerBuilder::also) of the layer
     /// count it. To exempt a request from all limits, use [`RateLimitLayerBuilder::exempt`](crate::RateLimitLayerBuilder::exempt).
     pub fn exempt() -> Self {
-        Self::default()
+        let (reserves, clamps) = (false, false);
+        Self { first: None, rest: None, outage: None, reserves, unsettled: None, clamps }
     }
 
     /// Checks this key against all policies of the limiter. A policy that `costs` does not name costs 1 unit.
@@ -100,10 +101,10 @@ impl Draft {
         }
     }
 
-    /// Checks these pairs.
+    /// Checks these pairs. Without any, the draft must be [combined](Self::and) with another one that has a key or a pair.
     pub fn pairs(pairs: impl Into<Vec<Pair>>) -> Self {
         let rest = Rest { pairs: pairs.into(), ..Rest::default() };
-        Self { rest: (!rest.pairs.is_empty()).then(|| Box::new(rest)), ..Self::default() }
+        Self { rest: Some(Box::new(rest)), ..Self::exempt() }
     }
 
     /// Sets the outage rule of this request, which replaces the rule of the [layer](crate::RateLimitLayerBuilder::outage).
@@ -139,6 +140,7 @@ impl Draft {
 
     /// Makes the pairs of some keys shadow pairs.
     pub(crate) fn shadow_where(&mut self, is_shadow: impl Fn(&PartitionKey) -> bool) {
+        let is_empty = self.is_empty();
         if let Some(part) = &mut self.first {
             part.is_shadow |= is_shadow(&part.key);
         }
@@ -148,6 +150,10 @@ impl Draft {
             }
             for pair in &mut rest.pairs {
                 pair.is_shadow |= is_shadow(&pair.key);
+            }
+            if is_empty && rest.uncounted.is_none() {
+                let what = ConfigError::Pairs { given: 0, max: MAX_PAIRS }.to_string();
+                rest.uncounted = Some(KeyError::Misconfigured { what });
             }
         }
     }
@@ -171,13 +177,13 @@ impl Draft {
 
     pub(crate) fn part(key: PartitionKey, costs: Costs, against: Against) -> Self {
         let is_shadow = false;
-        Self { first: Some(Part { key, costs, against, is_shadow }), ..Self::default() }
+        Self { first: Some(Part { key, costs, against, is_shadow }), ..Self::exempt() }
     }
 
     /// Creates the draft of a shadow limit whose key cannot be read: the request passes uncounted.
     pub(crate) fn uncounted(error: KeyError) -> Self {
         let rest = Rest { uncounted: Some(error), ..Rest::default() };
-        Self { rest: Some(Box::new(rest)), ..Self::default() }
+        Self { rest: Some(Box::new(rest)), ..Self::exempt() }
     }
 
     /// Returns the only part of a draft, if it is checked against the policies of the limiter and no others.
@@ -195,17 +201,20 @@ impl Draft {
         self.reserves.then_some(Reserve { unsettled, clamps: self.clamps || default.clamps })
     }
 
-    pub(crate) fn is_exempt(&self) -> bool {
+    /// Returns whether the draft has no key and no pair.
+    pub(crate) fn is_empty(&self) -> bool {
         let is_empty = |rest: &Rest| rest.others.is_empty() && rest.pairs.is_empty();
         self.first.is_none() && self.rest.as_deref().is_none_or(is_empty)
     }
 
-    /// Returns whether all pairs of this draft are shadows, whatever its policies are.
+    /// Returns whether this draft has a key or a pair, and all of them are shadows, whatever its policies are.
     pub(super) fn is_shadow(&self) -> bool {
         let is_shadow = |rest: &Rest| {
             rest.others.iter().all(|part| part.is_shadow) && rest.pairs.iter().all(|pair| pair.is_shadow)
         };
-        self.first.iter().all(|part| part.is_shadow) && self.rest.as_deref().is_none_or(is_shadow)
+        !self.is_empty()
+            && self.first.iter().all(|part| part.is_shadow)
+            && self.rest.as_deref().is_none_or(is_shadow)
     }
 }
 
@@ -261,13 +270,8 @@ impl IntoDraft for &PartitionKey {
     }
 }
 
-/// An empty list is a mistake, and not a draft that is exempt.
 impl IntoDraft for Vec<Pair> {
     fn into_draft(self) -> Result<Draft, KeyError> {
-        if self.is_empty() {
-            let error = ConfigError::Pairs { given: 0, max: MAX_PAIRS };
-            return Err(KeyError::Misconfigured { what: error.to_string() });
-        }
         Ok(Draft::pairs(self))
     }
 }

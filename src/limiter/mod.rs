@@ -616,7 +616,7 @@ impl Limiter {
     ) -> NowOrLater<Result<T, Rejection>> {
         let admitting = match draft {
             // Such a backend is asked for no reservation, whatever the outage rule is.
-            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
+            Ok(draft) if !draft.is_empty() && !self.can_settle() => {
                 let error = BackendError::new(Reason::Unsupported);
                 return NowOrLater::now(Err(Rejection::Unavailable(error)));
             }

@@ -139,14 +139,14 @@ impl Http {
     fn complete(&self, draft: &mut Draft, head: &Head<'_>, is_shadow: bool) -> Result<(), KeyError> {
         for limit in &self.options.others {
             let other = limit.draft(head).or_else(|error| or_uncounted(error, is_shadow))?;
-            *draft = mem::take(draft).and(other);
+            *draft = mem::replace(draft, Draft::exempt()).and(other);
         }
         if is_shadow {
             draft.shadow_where(|_| true);
         } else if let Some(percent @ ..100) = self.options.enforce_percent {
             draft.shadow_where(|key| u32::from(key.percentile()) >= percent);
         }
-        if !draft.is_exempt() {
+        if !draft.is_empty() {
             let HttpOptions { outage, outage_by, settle, unsettled, clamps, .. } = &self.options;
             if draft.outage.is_none() {
                 draft.outage = outage_by.as_ref().map(|rule| rule(head)).or(*outage);

@@ -209,7 +209,7 @@ async fn planned(draft: Draft) -> (StatusCode, Option<String>, usize) {
 }
 
 #[tokio::test]
-async fn invalid_draft_rejects_and_empty_draft_admits_request() {
+async fn invalid_draft_rejects_and_exempt_draft_admits_request() {
     let pair = |name: &str| Pair::new(key_of("user", "alice"), policy(name, 9, MINUTE), 1);
     let pairs = |count: u32| (0..count).map(|i| pair(&i.to_string())).collect::<Vec<_>>();
     let set = |count: u32| Policies::new(pairs(count).into_iter().map(|pair| pair.policy)).unwrap();
@@ -223,6 +223,14 @@ async fn invalid_draft_rejects_and_empty_draft_admits_request() {
     assert!(cause.unwrap().starts_with(r#"policy "a" occurs twice"#));
     let nine = Draft::check_against(key_of("user", "a"), set(8), 1).and(Draft::pairs(pairs(1)));
     assert_eq!(planned(nine).await.0, wrong);
+    // A list that is empty by a mistake does not exempt the request.
+    for draft in
+        [Draft::pairs([]), Draft::pairs([]).and(Draft::exempt()), Draft::exempt().and(Draft::pairs([]))]
+    {
+        let (status, cause, checks) = planned(draft.outage(OutageRule::FailOpen)).await;
+        assert_eq!((status, checks), (wrong, 0));
+        assert!(cause.unwrap().starts_with("check of 0 pairs"));
+    }
     // A limiter without policies admits no request.
     let (status, cause, checks) = planned(Draft::check(key_of("user", "alice"), 1)).await;
     assert_eq!((status, checks), (wrong, 0));
@@ -230,8 +238,9 @@ async fn invalid_draft_rejects_and_empty_draft_admits_request() {
 
     for (draft, checks) in [
         (Draft::exempt(), 0),
-        (Draft::pairs([]), 0),
+        (Draft::pairs([]).shadow(), 0),
         (Draft::exempt().and(Draft::exempt()), 0),
+        (Draft::check_against(key_of("user", "a"), set(1), 1).and(Draft::pairs([])), 1),
         (Draft::pairs(pairs(8)), 1),
         (Draft::exempt().and(Draft::check_against(key_of("user", "a"), set(8), Costs::new())), 1),
     ] {
@@ -275,7 +284,7 @@ async fn limit_adds_policies_of_request_to_plan() {
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("own", 9, MINUTE))
         .plan_by(|_| (key_of("user", "alice"), 4))
-        .also(limit(route()).policies_by(|_| Some(policy("per-route", 9, MINUTE).into())))
+        .also(limit(route()).policies_by(|_| policy("per-route", 9, MINUTE)))
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -412,7 +421,7 @@ async fn two_keys_with_one_policy_name_cause_server_error() {
     }
 
     let backend = FakeBackend::admitting();
-    let chosen = limit(peer_ip()).policies_by(|_| Some(policy("per-user", 9, MINUTE).into()));
+    let chosen = limit(peer_ip()).policies_by(|_| policy("per-user", 9, MINUTE));
     let site = Site::serve(app().layer(per_user(backend.clone()).also(chosen).build().unwrap())).await;
     assert_eq!((site.get("/a", &[ALICE]).await.status, backend.checks().len()), (500, 0));
 }
