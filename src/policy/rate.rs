@@ -2,7 +2,6 @@
 
 use std::{
     hash::{Hash, Hasher},
-    num::NonZeroU32,
     time::Duration,
 };
 
@@ -94,19 +93,11 @@ impl Rate {
         Duration::from_micros(micros.div_ceil(u128::from(self.units.max(1))).try_into().unwrap_or(u64::MAX))
     }
 
-    /// Returns a rate that is smaller by the factor of two capacities. It is rounded down, unless the smaller capacity would then need
-    /// more than 366 days to return.
-    pub(super) fn reduced(self, from: NonZeroU32, to: NonZeroU32) -> Self {
-        let reduced = |units: u32| {
-            let divisor = u128::from(self.units.max(1)) * u128::from(to.get());
-            let period = u128::from(self.period_micros()) * u128::from(from.get()) * u128::from(units);
-            let longest = MAX_WINDOW.as_micros() * u128::from(units) / u128::from(to.get());
-            u64::try_from(period.div_ceil(divisor).min(longest))
-                .map(|micros| Self::new(units, Duration::from_micros(micros)))
-        };
-        // The period becomes longer. The more units it has, the less the rate changes because it is rounded.
-        let rates = [128, 16, 1].into_iter().flat_map(reduced);
-        rates.into_iter().find(|rate| rate.period <= MAX_WINDOW).unwrap_or(Self::new(1, MAX_WINDOW))
+    /// Returns whether more units return in the same time.
+    pub(super) fn is_faster_than(self, other: Self) -> bool {
+        let [own, others] =
+            [[self, other], [other, self]].map(|[a, b]| u128::from(a.units) * u128::from(b.period_micros()));
+        own > others
     }
 }
 

@@ -3,6 +3,8 @@
 //! The usage is counted in *parts* of a unit, so that it is a whole number at every microsecond. A rate of `Q` units for each `W`
 //! microseconds returns `Q / g` parts of `W / g` in each microsecond, where `g` is the greatest common divisor of `Q` and `W`.
 
+use std::{num::NonZeroU32, time::Duration};
+
 use super::{
     properties::{EqualChecks, Expiry, GivenFields, Properties, RedisProperties},
     rate::{MAX_WINDOW, Rate},
@@ -40,9 +42,7 @@ pub(super) fn properties(
 ) -> Result<Properties, ConfigError> {
     check_rate(name, rate)?;
     let [returned_parts, parts_of_unit] = rate.lowest_terms();
-    let refilled_in = rate.time_of(quota.get());
-    let capacity = u128::from(parts_of_unit) * u128::from(quota.get());
-    if refilled_in > MAX_WINDOW || capacity > u128::from(MAX_PARTS) {
+    if !is_possible(rate, quota) {
         let given = format!("{quota} units at {} units per {:?}", rate.units(), rate.period());
         let returning = u128::from(MAX_WINDOW.as_micros() as u64) * u128::from(returned_parts)
             / u128::from(parts_of_unit);
@@ -55,7 +55,7 @@ pub(super) fn properties(
         let valid = format!("at most {} units at this rate: {reason}", returning.min(counted));
         return Err(ConfigError::invalid_policy(name, "capacity of", given, valid));
     }
-    let properties = Properties::new(refilled_in, &REDIS);
+    let properties = Properties::new(rate.time_of(quota.get()), &REDIS);
     Ok(Properties {
         arguments: [parts_of_unit, returned_parts],
         next_of_unused: 0,
@@ -63,4 +63,35 @@ pub(super) fn properties(
         expiry: Expiry::Gradual,
         ..properties
     })
+}
+
+/// Returns whether a rate in its range is possible with this capacity.
+fn is_possible(rate: Rate, capacity: NonZeroU32) -> bool {
+    let [_, parts_of_unit] = rate.lowest_terms();
+    let parts = u128::from(parts_of_unit) * u128::from(capacity.get());
+    rate.time_of(capacity.get()) <= MAX_WINDOW && parts <= u128::from(MAX_PARTS)
+}
+
+/// Returns a rate that is smaller by the factor of two capacities. It is rounded down, unless the smaller capacity would then need
+/// more than 366 days to return.
+pub(super) fn reduced(rate: Rate, from: NonZeroU32, to: NonZeroU32) -> Rate {
+    let fewer = u64::from(rate.units()) * u64::from(to.get()) / u64::from(from.get());
+    // Not more than the units were.
+    let same_period = Rate::new(fewer as u32, rate.period());
+    let rates = [128, 16, 1].into_iter().flat_map(|units| with_longer_period(rate, units, from, to));
+    let longer_period = rates.into_iter().find(|rate| rate.period() <= MAX_WINDOW);
+    let longer_period = longer_period.unwrap_or(Rate::new(1, MAX_WINDOW));
+    // The one that is rounded less: the units if they are many, and otherwise the period.
+    let is_better = fewer > 0 && is_possible(same_period, to) && !longer_period.is_faster_than(same_period);
+    if is_better { same_period } else { longer_period }
+}
+
+/// Returns a smaller rate of this many units. The more they are, the less the rate changes because its period is rounded. None if the
+/// period is too long to be represented.
+fn with_longer_period(rate: Rate, units: u32, from: NonZeroU32, to: NonZeroU32) -> Option<Rate> {
+    let divisor = u128::from(rate.units().max(1)) * u128::from(to.get());
+    let period = u128::from(rate.period_micros()) * u128::from(from.get()) * u128::from(units);
+    let longest = MAX_WINDOW.as_micros() * u128::from(units) / u128::from(to.get());
+    let micros = u64::try_from(period.div_ceil(divisor).min(longest)).ok()?;
+    Some(Rate::new(units, Duration::from_micros(micros)))
 }

@@ -3,7 +3,7 @@
 //! A type is one file in this folder, one in the folder of the memory backend, one in the scripts, and one entry here: a variant of
 //! [`Algorithm`] and its line in `for_each_type`.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 #[cfg(feature = "calendar")]
 use crate::calendar::{Anchor, Period, Zone};
@@ -126,13 +126,5 @@ impl Algorithm {
     #[cfg(feature = "serde")]
     pub(super) fn has_quota(self) -> bool {
         self != Self::Gate
-    }
-
-    /// Returns this algorithm for a smaller quota: a rate is smaller by the same factor.
-    pub(super) fn reduced(self, from: NonZeroU32, to: NonZeroU32) -> Self {
-        match self {
-            Self::TokenBucket { rate } => Self::TokenBucket { rate: rate.reduced(from, to) },
-            other => other,
-        }
     }
 }
