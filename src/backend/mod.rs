@@ -69,7 +69,8 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 )]
 #[expect(unused_variables, reason = "the defaults need no arguments")]
 pub trait Backend: Send + Sync + 'static {
-    /// Decides a check, and charges it if all pairs admit.
+    /// Decides a check, and charges it if all pairs admit. A backend returns [`Reason::Unsupported`] for an
+    /// [`Algorithm`](crate::Algorithm) or a [`Purpose`] that it does not know: later versions may add some.
     ///
     /// The future may be dropped before it is complete: when a client disconnects, or when the deadline of the limiter passes. Then
     /// the charge may stand.
