@@ -47,8 +47,11 @@ const MAX_QUERIED_NODES: usize = 12;
 const MAX_WANTED_REPORTS: usize = 3;
 /// After the first report that counts, a refresh waits at most this long for others.
 const REPORT_WAIT: Duration = Duration::from_millis(50);
-/// The shortest time between the starts of two refreshes.
+/// The shortest time between the starts of two refreshes. It doubles with each refresh that finds the same slots, so that many
+/// processes do not load a cluster of which a node has failed.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest time for which a refresh that is needed is put off.
+const MAX_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// A node that has refused a command is not believed for this long, unless it says that the cluster is ok.
 const REFUSAL_AGE: Duration = Duration::from_secs(10);
 /// The delay of a retry while the keys of a check are being migrated, so that some are here and some there.
@@ -79,9 +82,13 @@ struct ClusterState {
     moved: HashMap<u16, (Address, Instant)>,
     /// The nodes that have answered CLUSTERDOWN, and when.
     refused: HashMap<Address, Instant>,
-    /// A number by which different processes query different nodes first.
+    /// A number by which different processes query different nodes first, at different times.
     rotation: usize,
     refresh_started: Option<Instant>,
+    /// The time after that start in which no refresh starts.
+    refresh_interval: Duration,
+    /// The refreshes since the slots have changed.
+    refreshes: u32,
     /// The error of the last refresh, if it has failed.
     refresh_error: Option<RedisError>,
 }
@@ -220,22 +227,22 @@ impl Cluster {
         None
     }
 
-    /// Starts a refresh of the slots, unless one is in progress or has started within [`REFRESH_INTERVAL`]. If `waits`, waits
-    /// for the refresh in progress.
+    /// Starts a refresh of the slots, unless one is in progress or has started a short time ago. If `waits`, waits for the refresh in
+    /// progress.
     async fn refresh(&self, waits: bool) -> RedisResult<()> {
         let runtime = Handle::try_current()
             .map_err(|_| (ErrorKind::Client, "missing tokio runtime: a connection needs one"))?;
         for _ in 0..MAX_REFRESHES {
             let waiter = {
                 let mut state = self.0.state.lock();
-                let is_recent = |started: Instant| started.elapsed() < REFRESH_INTERVAL;
+                let now = Instant::now();
                 match self.0.refreshes.current() {
                     Some(waiter) => waiter,
-                    None if state.refresh_started.is_some_and(is_recent) => return Ok(()),
+                    None if state.has_refreshed(now) => return Ok(()),
                     None => {
                         let (refresh, waiter) = self.0.refreshes.join();
                         if let Some(refresh) = refresh {
-                            state.refresh_started = Some(Instant::now());
+                            state.start_refresh(now);
                             let shared = self.0.clone();
                             runtime.spawn(async move {
                                 shared.refresh(&refresh).await;
@@ -283,6 +290,7 @@ impl ClusterInner {
         // A redirect to a node that refuses commands may come from a node that is out of date.
         if !state.has_refused(address) {
             state.moved.insert(slot, (address.clone(), Instant::now()));
+            state.refresh_soon();
         }
         self.server_in(&mut state, address)
     }
@@ -395,7 +403,11 @@ impl ClusterInner {
             }
         }
         let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
-        state.slots = slot_map::merge(&believed, &state.slots, has_refused);
+        let slots = slot_map::merge(&believed, &state.slots, has_refused);
+        if slots != state.slots {
+            state.slots = slots;
+            state.refresh_soon();
+        }
         // A redirect since the start of the refresh is newer.
         state.moved.retain(|_, (_, moved)| *moved >= started);
         let servers = mem::take(&mut state.servers);
@@ -411,6 +423,28 @@ impl ClusterInner {
 }
 
 impl ClusterState {
+    /// Returns whether a refresh has started such a short time ago that no other one starts now.
+    fn has_refreshed(&self, now: Instant) -> bool {
+        self.refresh_started.is_some_and(|started| now < started + self.refresh_interval)
+    }
+
+    fn start_refresh(&mut self, now: Instant) {
+        if self.refresh_started.is_none_or(|started| now >= started + 2 * MAX_REFRESH_INTERVAL) {
+            self.refreshes = 0;
+        }
+        let interval = (REFRESH_INTERVAL * (1 << self.refreshes.min(4))).min(MAX_REFRESH_INTERVAL);
+        // Half of it to the whole, so that processes do not refresh at the same times.
+        let interval = interval * (64 + (self.rotation % 65) as u32) / 128;
+        self.refresh_interval = interval.max(REFRESH_INTERVAL);
+        self.refreshes = self.refreshes.saturating_add(1);
+        self.refresh_started = Some(now);
+    }
+
+    /// Lets a refresh start after the shortest time: the slots are changing.
+    fn refresh_soon(&mut self) {
+        (self.refresh_interval, self.refreshes) = (REFRESH_INTERVAL, 0);
+    }
+
     fn address(&self, slot: u16) -> Option<&Address> {
         let moved = self.moved.get(&slot).map(|(owner, _)| owner);
         moved.or_else(|| slot_map::owner(&self.slots, slot))
@@ -465,6 +499,8 @@ fn parse(address: &str, host: Option<&str>) -> Option<Address> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::backend::redis::{tls::Tls, topology::endpoint::Endpoint};
 
@@ -481,6 +517,37 @@ mod tests {
         cluster.0.state.lock().refused.clear();
         cluster.0.move_slot(7, &old);
         assert_eq!(cluster.0.state.lock().address(7), Some(&old));
+    }
+
+    #[test]
+    fn refreshes_that_find_the_same_slots_become_rare() {
+        let mut state = ClusterState::default();
+        let begin = Instant::now();
+        // Whether a refresh is needed in each of these milliseconds, and which of them start one.
+        let starts = |state: &mut ClusterState, milliseconds: Range<u64>| -> Vec<u64> {
+            let starts = |&milli: &u64| {
+                let now = begin + Duration::from_millis(milli);
+                let starts = !state.has_refreshed(now);
+                if starts {
+                    state.start_refresh(now);
+                }
+                starts
+            };
+            milliseconds.filter(starts).collect()
+        };
+        let of_outage = starts(&mut state, 0..10_000);
+        assert_eq!(of_outage[..2], [0, 100]);
+        assert!((12..=26).contains(&of_outage.len()), "{of_outage:?}");
+        assert!(
+            of_outage.windows(2).all(|pair| (100..=1_000).contains(&(pair[1] - pair[0]))),
+            "{of_outage:?}"
+        );
+        // A redirect, or other slots.
+        state.refresh_soon();
+        let after_change = starts(&mut state, 10_000..10_101);
+        assert!(!after_change.is_empty());
+        // A later outage.
+        assert_eq!(starts(&mut state, 20_000..20_150), [20_000, 20_100]);
     }
 
     #[test]
