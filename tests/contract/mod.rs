@@ -117,6 +117,11 @@ fn redis_6_backend_upholds_invariants() {
 }
 
 #[test]
+fn redis_8_backend_upholds_invariants() {
+    check_invariants_on(Engine::Redis8, 200);
+}
+
+#[test]
 fn valkey_backend_upholds_invariants() {
     check_invariants_on(Engine::Valkey, 200);
 }

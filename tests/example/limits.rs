@@ -15,11 +15,13 @@ use crate::{
 async fn example_enforces_quota_in_memory_and_on_redis() {
     let servers = Engine::ALL.map(Server::start);
     let in_memory = Example::start(None);
-    let [redis, redis_6, valkey] = servers.each_ref().map(|server| Example::start(Some(&server.url())));
+    let [redis, redis_6, redis_8, valkey] =
+        servers.each_ref().map(|server| Example::start(Some(&server.url())));
     join!(
         enforces_quota("in memory", &in_memory),
         enforces_quota("on Redis", &redis),
         enforces_quota("on Redis 6", &redis_6),
+        enforces_quota("on Redis 8", &redis_8),
         enforces_quota("on Valkey", &valkey),
     );
 }

@@ -224,7 +224,7 @@ async fn bans_cost_calls_and_bytes_of_the_text() {
         let digits: String = number.chars().take_while(|c| c.is_ascii_digit() || *c == ',').collect();
         digits.replace(',', "").parse().expect("a number")
     };
-    // The text states those of Redis 7 with its own allocator. Redis 6 and Valkey take fewer, but the tests build them with the
+    // The text states those of Redis 7 with its own allocator. The others take fewer, but the tests build Redis 6 and Valkey with the
     // allocator of glibc, which sometimes gives a block of 16 bytes more: a remainder that is too small for a block of its own.
     let is_near = |engine, bytes: u64, stated: u64| match engine {
         Engine::Redis => bytes <= stated && bytes * 10 > stated * 9,

@@ -135,7 +135,7 @@ async fn errors(limiter: &Limiter) -> Vec<BackendError> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn backend_leaves_isolated_cluster_primary() {
     let primary = usize::from(slot(&alice())) * 3 / 16_384;
-    concurrently([Engine::Redis, Engine::Valkey].map(|engine| async move {
+    concurrently([Engine::Redis, Engine::Redis8, Engine::Valkey].map(|engine| async move {
         let isolating = Isolating::start(engine, primary).await;
         let required =
             "~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire +cluster|slots +asking";

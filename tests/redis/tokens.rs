@@ -81,7 +81,7 @@ async fn settle_each_twice_at_once(engine: Engine, tokens: usize) {
 #[tokio::test]
 async fn two_processes_settle_each_token_once() {
     settle_each_twice_at_once(Engine::Redis, 10_000).await;
-    for engine in [Engine::Redis6, Engine::Valkey] {
+    for engine in [Engine::Redis6, Engine::Redis8, Engine::Valkey] {
         settle_each_twice_at_once(engine, 500).await;
     }
 }

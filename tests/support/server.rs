@@ -22,6 +22,8 @@ pub enum Engine {
     Redis,
     /// Redis 6.2.
     Redis6,
+    /// Redis 8.0, packaged by the next release of Debian.
+    Redis8,
     Valkey,
 }
 
@@ -56,7 +58,7 @@ const WATCHDOG: &str = r#"
 "#;
 
 impl Engine {
-    pub const ALL: [Self; 3] = [Self::Redis, Self::Redis6, Self::Valkey];
+    pub const ALL: [Self; 4] = [Self::Redis, Self::Redis6, Self::Redis8, Self::Valkey];
 
     /// Returns the path of the program.
     ///
@@ -67,6 +69,7 @@ impl Engine {
         let (variable, name) = match self {
             Self::Redis => ("TEST_REDIS_SERVER", "redis-server"),
             Self::Redis6 => ("TEST_REDIS6_SERVER", "redis6-server"),
+            Self::Redis8 => ("TEST_REDIS8_SERVER", "redis8-server"),
             Self::Valkey => ("TEST_VALKEY_SERVER", "valkey-server"),
         };
         let configured = std::env::var_os(variable).map(PathBuf::from);
