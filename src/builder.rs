@@ -17,7 +17,7 @@ use crate::{
     limit::{CostRules, IntoLimit, Limit, limit},
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
-    policy::{Policies, Policy, PolicySelector, distinct},
+    policy::{IntoTier, Policy, PolicySelector, distinct},
     protocol::{HeadFn, Http, HttpOptions, Peers, Tables},
     settle::Unsettled,
 };
@@ -174,8 +174,26 @@ impl RateLimitLayerBuilder {
         self.first("policies", |limit| limit.policies(selector))
     }
 
-    /// Chooses policies by a closure; see [`policies`](Self::policies). `None` adds no policies.
-    pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
+    /// Chooses policies by a closure; see [`policies`](Self::policies). It returns a [`Policy`], [`Policies`] or a
+    /// [`Tier`](crate::policy::Tier). `Tier::Unlimited` adds no policies.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip, policy::Tier};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let searches = Policy::new("searches", 10, minute)?;
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 600, minute)?)
+    ///     .policies_by(move |head| match head.uri.path() {
+    ///         "/search" => searches.clone().into(),
+    ///         _ => Tier::Unlimited,
+    ///     })
+    ///     .key(peer_ip())
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn policies_by<T: IntoTier>(self, choose: impl Fn(&Head<'_>) -> T + Send + Sync + 'static) -> Self {
         self.first("policies_by", |limit| limit.policies_by(choose))
     }
 

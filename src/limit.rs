@@ -8,7 +8,9 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
-    policy::{self, Policies, Policy, PolicySelector, PolicyTable, check_constant_costs, cost_of},
+    policy::{
+        self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs, cost_of,
+    },
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
@@ -87,8 +89,9 @@ impl Limit {
         self
     }
 
-    /// Chooses further policies for this key by a closure. `None` adds no policies.
-    pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
+    /// Chooses further policies for this key by a closure. It returns a [`Policy`], [`Policies`] or a [`Tier`]; [`Tier::Unlimited`] adds
+    /// no policies.
+    pub fn policies_by<T: IntoTier>(self, choose: impl Fn(&Head<'_>) -> T + Send + Sync + 'static) -> Self {
         self.policies(policy::from_fn(choose))
     }
 
@@ -193,8 +196,13 @@ impl Limit {
     }
 
     fn choose_by(&self, head: &Head<'_>) -> Option<Policies> {
-        let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
-        chosen.fold(self.policies.clone(), joined)
+        self.selectors.iter().map(|selector| selector.select(head)).fold(
+            self.policies.clone(),
+            |policies, tier| match tier {
+                Tier::Limited(more) => joined(policies, more),
+                Tier::Unlimited => policies,
+            },
+        )
     }
 }
 

@@ -49,6 +49,7 @@ pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
 pub(crate) use table_use::{TableUse, check_kept_bodies};
+pub(crate) use tier::IntoTier;
 pub use tier::Tier;
 pub(crate) use token_bucket::MAX_PARTS;
 pub use types::Algorithm;

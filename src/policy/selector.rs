@@ -9,7 +9,7 @@ use quick_cache::sync::Cache;
 
 #[cfg(feature = "calendar")]
 use super::{Anchor, Policy};
-use super::{Policies, PolicyTable};
+use super::{IntoTier, Policies, PolicyTable, Tier};
 use crate::head::Head;
 
 /// The largest number of chosen anchors that are known.
@@ -26,8 +26,8 @@ const MAX_ANCHORS: usize = 1_024;
     note = "to add one policy for every request, call `.policy(..)`; if the value is a `Result`, add `?`; if it is a closure, call `.policies_by(|head| ..)` instead"
 )]
 pub trait PolicySelector: Send + Sync + 'static {
-    /// Returns the policies of this request, in addition to the policies for all requests, or `None` if there are no others.
-    fn select(&self, head: &Head<'_>) -> Option<Policies>;
+    /// Returns the policies of this request, in addition to the policies for all requests. [`Tier::Unlimited`] adds none.
+    fn select(&self, head: &Head<'_>) -> Tier;
 
     /// Returns the table from which this selector chooses. A layer then compares every change of the table with its own policies and
     /// costs: see [`PolicyTable::replace`]. The default is `None`.
@@ -37,14 +37,14 @@ pub trait PolicySelector: Send + Sync + 'static {
 }
 
 impl PolicySelector for Policies {
-    fn select(&self, _head: &Head<'_>) -> Option<Policies> {
-        Some(self.clone())
+    fn select(&self, _head: &Head<'_>) -> Tier {
+        self.clone().into()
     }
 }
 
 #[diagnostic::do_not_recommend]
 impl<S: PolicySelector + ?Sized> PolicySelector for Arc<S> {
-    fn select(&self, head: &Head<'_>) -> Option<Policies> {
+    fn select(&self, head: &Head<'_>) -> Tier {
         (**self).select(head)
     }
 
@@ -63,9 +63,9 @@ impl<F> PolicySelector for TableSelector<F>
 where
     F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
 {
-    fn select(&self, head: &Head<'_>) -> Option<Policies> {
+    fn select(&self, head: &Head<'_>) -> Tier {
         let entries = head.look_up(self.table.id(), || self.table.entries());
-        self.table.choose(&entries, (self.name)(head)).policies().cloned()
+        self.table.choose(&entries, (self.name)(head)).clone()
     }
 
     fn table(&self) -> Option<&PolicyTable> {
@@ -116,9 +116,10 @@ impl Policy {
         // The policies of anchors that were chosen, so that their headers and boundaries are made once.
         let known: Cache<Anchor, Policies> = Cache::new(2 * MAX_ANCHORS);
         from_fn(move |head| {
-            let Some(anchor) = anchor(head) else { return Some(self.clone().into()) };
-            let anchored = || Ok::<Policies, Infallible>(self.with_anchor(anchor).into());
-            known.get_or_insert_with(&anchor, anchored).ok()
+            let Some(anchor) = anchor(head) else { return Policies::from(self.clone()) };
+            let anchored = || Ok(self.with_anchor(anchor).into());
+            let Ok::<_, Infallible>(policies) = known.get_or_insert_with(&anchor, anchored);
+            policies
         })
     }
 }
@@ -126,19 +127,21 @@ impl Policy {
 struct SelectorFn<F>(F);
 
 #[diagnostic::do_not_recommend]
-impl<F> PolicySelector for SelectorFn<F>
+impl<F, T> PolicySelector for SelectorFn<F>
 where
-    F: Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static,
+    F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+    T: IntoTier,
 {
-    fn select(&self, head: &Head<'_>) -> Option<Policies> {
-        (self.0)(head)
+    fn select(&self, head: &Head<'_>) -> Tier {
+        (self.0)(head).into()
     }
 }
 
-/// Makes a [`PolicySelector`] from a closure.
-pub fn from_fn<F>(choose: F) -> impl PolicySelector
+/// Makes a [`PolicySelector`] from a closure that returns a [`Policy`](super::Policy), [`Policies`] or a [`Tier`].
+pub fn from_fn<F, T>(choose: F) -> impl PolicySelector
 where
-    F: Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static,
+    F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+    T: IntoTier,
 {
     SelectorFn(choose)
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{TableUse, Tier, tier::IntoTier};
+use super::{IntoTier, TableUse, Tier};
 use crate::error::ConfigError;
 
 /// Policies by the name of a tier, a tenant or a route, which may change while the service runs.

@@ -2,7 +2,8 @@
 
 use super::{Policies, Policy};
 
-/// The policies of a name in a [`PolicyTable`](super::PolicyTable), or none: an unlimited tier.
+/// The policies of a name in a [`PolicyTable`](super::PolicyTable), or those that a [selector](super::PolicySelector) chooses, or none: an
+/// unlimited tier. A missing name or a missing customer is never unlimited by itself, because nothing but this value means it.
 ///
 /// [`Policy`] and [`Policies`] convert to a limited tier, so only an unlimited tier is written out.
 ///
@@ -12,7 +13,7 @@ use super::{Policies, Policy};
 pub enum Tier {
     /// These policies apply.
     Limited(Policies),
-    /// The table adds no policies. The policies that a layer has for every request still apply. If there are none, the request
+    /// No policies are added. The policies that a layer has for every request still apply. If there are none, the request
     /// passes uncounted.
     Unlimited,
 }
@@ -27,9 +28,9 @@ impl Tier {
 
 /// A value that converts to a [`Tier`]. It exists for its error message, and everything that is `Into<Tier>` implements it.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a tier of a table",
+    message = "`{Self}` is not a tier",
     label = "expected a `Policy`, `Policies` or a `Tier`",
-    note = "if the value is a `Result`, add `?`: `table.with(\"gold\", Policy::new(..)?)`; for no limit, write `Tier::Unlimited`"
+    note = "if the value is a `Result`, add `?`: `table.with(\"gold\", Policy::new(..)?)`; for no further policies, write `Tier::Unlimited`"
 )]
 pub trait IntoTier: Into<Tier> {}
 

@@ -25,7 +25,7 @@ async fn answer(_: Request<()>) -> Result<Response<()>, Infallible> {
 async fn selectors_add_their_policies() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policies(Policies::from(policy("strict", 1, MINUTE)))
-        .policies_by(|_| Some(policy("loose", 9, MINUTE).into()))
+        .policies_by(|_| policy("loose", 9, MINUTE))
         .key(api_key())
         .build()
         .unwrap();

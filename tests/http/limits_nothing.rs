@@ -20,8 +20,8 @@ use http::{Method, request::Builder as RequestBuilder};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
-    ConfigError, Costs, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policies, Policy,
-    PolicyTable, RateLimitLayer, RateLimitLayerBuilder, RouteCosts,
+    ConfigError, Costs, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policy, PolicyTable,
+    RateLimitLayer, RateLimitLayerBuilder, RouteCosts,
     backend::BackendError,
     by,
     key::{MissingKey, TrustedProxies, client_ip},
@@ -160,7 +160,7 @@ fn constant_estimate_of_zero_is_an_error() {
     let settling = || builder().policy(policy("tokens", 9, MINUTE)).key(api_key()).settle_by(by_hand);
     let free = || Costs::new().policy("tokens", 0);
     let tiers = |cost: Costs| {
-        let builder = RateLimitLayer::builder(memory()).policies_by(|_| Some(Policies::from(five())));
+        let builder = RateLimitLayer::builder(memory()).policies_by(|_| five());
         builder.key(api_key()).settle_by(by_hand).cost(cost)
     };
     let further = || limit(peer_ip()).policy(policy("per-address", 9, MINUTE));

@@ -15,6 +15,7 @@ use tower_sliding_window::{
     limit,
     outage::{Breaker, DenyCacheConfig, Share},
     peer_ip,
+    policy::Tier,
     settle::{ActualCost, actual_cost},
     testing::{
         FakeAnswer::{Admit, Deny, Unavailable},
@@ -259,7 +260,7 @@ fn constant_cost_above_quota_is_an_error() {
         builder().cost(10),
         builder().cost_by(|_| 11),
         builder().cost(routes(10)).also(per_address().cost(20)),
-        builder().policies_by(|_| None).cost(10),
+        builder().policies_by(|_| Tier::Unlimited).cost(10),
     ] {
         valid.build().unwrap();
     }
@@ -290,8 +291,8 @@ fn constant_cost_for_unknown_policy_is_an_error() {
         builder().also(per_address()).cost(of("ten")),
         builder().also(per_address()).cost(of("per-address")),
         // A selector may choose a policy of this name.
-        builder().policies_by(|_| None).cost(of("chosen")),
-        builder().also(per_address().policies_by(|_| None)).cost(of("chosen")),
+        builder().policies_by(|_| Tier::Unlimited).cost(of("chosen")),
+        builder().also(per_address().policies_by(|_| Tier::Unlimited)).cost(of("chosen")),
         builder().cost_by(move |_| of("unknown")),
     ] {
         valid.build().unwrap();
@@ -324,7 +325,7 @@ async fn builder_accepts_calls_in_any_order() {
         |builder| builder.key(api_key()),
         |builder| builder.missing_key(MissingKey::Shared(alice())),
         |builder| builder.cost_by(|head| if head.uri.path() == "/expensive" { 4 } else { 3 }),
-        |builder| builder.policies_by(|_| Some(policy("chosen", 20, MINUTE).into())),
+        |builder| builder.policies_by(|_| policy("chosen", 20, MINUTE)),
         |builder| builder.also(limit(peer_ip()).policy(policy("per-address", 30, MINUTE))),
         |builder| builder.exempt(|head| head.uri.path() == "/health"),
         |builder| builder.outage(OutageRule::FailOpen),
@@ -423,7 +424,7 @@ fn builder_rejects_plan_beside_replaced_part() {
         ("cost", &|builder| builder.cost(2)),
         ("cost_by", &|builder| builder.cost_by(|_| 2)),
         ("policies", &|builder| builder.policies(chosen())),
-        ("policies_by", &|builder| builder.policies_by(|_| None)),
+        ("policies_by", &|builder| builder.policies_by(|_| Tier::Unlimited)),
     ];
     for (name, set) in parts {
         for builder in [over_backend, over_limiter] {

@@ -25,6 +25,10 @@ fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
     head.headers.get("x-tier")?.to_str().ok()
 }
 
+fn is_search(head: &Head<'_>) -> bool {
+    head.uri.path() == "/search"
+}
+
 fn by_tier(table: &PolicyTable) -> impl PolicySelector + use<> {
     table.choose_by(tier)
 }
@@ -32,13 +36,18 @@ fn by_tier(table: &PolicyTable) -> impl PolicySelector + use<> {
 /// Builds a layer without own policies, whose further limit takes its policies from a table.
 fn limits_with_table_on_limit(backend: impl Backend, table: &PolicyTable) -> RateLimitLayer {
     let on_address = limit(peer_ip()).policies(by_tier(table));
-    RateLimitLayer::builder(backend).key(api_key()).policies_by(|_| None).also(on_address).build().unwrap()
+    RateLimitLayer::builder(backend)
+        .key(api_key())
+        .policies_by(|_| Tier::Unlimited)
+        .also(on_address)
+        .build()
+        .unwrap()
 }
 
 /// Builds a layer whose further limit has one policy, and a second one for `/search`.
 fn limits_with_choice_on_limit(backend: impl Backend) -> RateLimitLayer {
     let of_search =
-        |head: &Head<'_>| (head.uri.path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)));
+        |head: &Head<'_>| if is_search(head) { policy("scan", 5, MINUTE).into() } else { Tier::Unlimited };
     let of_both = limit(peer_ip()).policies_by(of_search).cost(2);
     RateLimitLayer::builder(backend)
         .policy(policy("own", 9, MINUTE))
@@ -51,7 +60,7 @@ fn limits_with_choice_on_limit(backend: impl Backend) -> RateLimitLayer {
 /// Builds a layer with one fixed policy and one that a closure derives from the path.
 fn limits_with_policy_by_path(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
-    let builder = builder.policies_by(|head| Some(policy(head.uri.path(), 5, MINUTE).into()));
+    let builder = builder.policies_by(|head| policy(head.uri.path(), 5, MINUTE));
     builder.key(api_key()).cost(Costs::new().policy("/search", 3)).build().unwrap()
 }
 
@@ -156,14 +165,14 @@ async fn table_accepts_changes_during_requests() {
 async fn chosen_policies_extend_policies_of_layer() {
     let backend = FakeBackend::admitting();
     let of_route = |head: &Head<'_>| {
-        (head.uri.path() == "/search").then(|| Policies::from(policy("searches", 5, MINUTE)))
+        if is_search(head) { policy("searches", 5, MINUTE).into() } else { Tier::Unlimited }
     };
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("requests", 100, MINUTE))
         .key(api_key())
         .policies_by(of_route)
         .also(limit(peer_ip()).policy(policy("per-address", 100, MINUTE)).policies_by(|head| {
-            (head.uri.path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)))
+            if is_search(head) { policy("scan", 5, MINUTE).into() } else { Tier::Unlimited }
         }))
         .build()
         .unwrap();
@@ -182,7 +191,7 @@ async fn request_without_policy_causes_no_check() {
     let backend = FakeBackend::admitting();
     let limits = RateLimitLayer::builder(backend.clone())
         .key(api_key())
-        .policies_by(|head| (head.uri.path() == "/search").then(|| requests(5)))
+        .policies_by(|head| if is_search(head) { requests(5).into() } else { Tier::Unlimited })
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -198,7 +207,7 @@ async fn duplicate_chosen_policy_causes_server_error() {
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("requests", 100, MINUTE))
         .key(api_key())
-        .policies_by(|_| Some(requests(5)))
+        .policies_by(|_| requests(5))
         .build()
         .unwrap();
     let answer = Site::serve(app().layer(limits)).await.get("/", &[ALICE]).await;
@@ -246,8 +255,8 @@ fn draft_of_unlimited_tier_is_exempt() {
 #[test]
 fn selectors_need_no_table() {
     let request = Request::new(());
-    assert_eq!(policy::from_fn(|_| None).select(&(&request).into()), None);
-    assert_eq!(requests(7).select(&(&request).into()), Some(requests(7)));
+    assert_eq!(policy::from_fn(|_| Tier::Unlimited).select(&(&request).into()), Tier::Unlimited);
+    assert_eq!(requests(7).select(&(&request).into()), Tier::Limited(requests(7)));
 }
 
 #[tokio::test]
@@ -294,8 +303,8 @@ async fn closure_adds_policy_to_policies_of_layer() {
 async fn limit_without_chosen_policy_requires_its_key() {
     let backend = FakeBackend::admitting();
     let builder = || RateLimitLayer::builder(backend.clone()).key(api_key());
-    let first = builder().policies_by(|_| None).build().unwrap();
-    let further = limit(header("x-project").unwrap()).policies_by(|_| None);
+    let first = builder().policies_by(|_| Tier::Unlimited).build().unwrap();
+    let further = limit(header("x-project").unwrap()).policies_by(|_| Tier::Unlimited);
     let further = builder().policy(policy("own", 9, MINUTE)).also(further).build().unwrap();
     assert_eq!(Site::serve(app().layer(first)).await.get("/", &[]).await.status, 400);
     assert_eq!(Site::serve(app().layer(further)).await.get("/", &[ALICE]).await.status, 400);
@@ -378,7 +387,7 @@ async fn selectors_of_one_layer_see_one_table() {
         // The table changes between the two lookups of one request.
         .policies_by(move |_| {
             other.replace(version(2)).unwrap();
-            None
+            Tier::Unlimited
         })
         .also(limit(peer_ip()).policies(table.choose_by(|_| Some("route"))))
         .build()

@@ -22,7 +22,7 @@ use tower_sliding_window::{
     key::{Header, KeyError, MissingKey, PeerIp},
     outage::{Breaker, DenyCacheConfig, LocalDecision, Share, Unchecked},
     peer_ip,
-    policy::PolicySelector,
+    policy::{PolicySelector, Tier},
     protocol::{AnyProtocol, AsError, By, ByResponse, Draft, Fits, Http, Protocol, RejectWith, SameBody},
     settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
@@ -66,7 +66,10 @@ impl App {
                 let expensive = expensive.clone();
                 move |head| if head.uri.path() == expensive { 5 } else { 1 }
             })
-            .policies_by(move |head| head.headers.contains_key("x-gold").then(|| of_gold.clone()))
+            .policies_by(move |head| match head.headers.contains_key("x-gold") {
+                true => Tier::Limited(of_gold.clone()),
+                false => Tier::Unlimited,
+            })
             .exempt(move |head| head.uri.path() == path)
             .outage_by(move |head| match head.uri.path() == expensive {
                 true => OutageRule::FailClosed,

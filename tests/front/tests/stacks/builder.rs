@@ -20,6 +20,7 @@ use tower_sliding_window::{
     limit,
     outage::Breaker,
     peer_ip,
+    policy::Tier,
     protocol::{By, Draft},
     testing::FakeBackend,
 };
@@ -39,7 +40,10 @@ const METHODS: [fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder; 20] = [
     |builder| builder.policy(policy("second", 200)),
     |builder| builder.key_by(tenant),
     |builder| builder.missing_key(MissingKey::Shared(PartitionKey::new("tenant", "none"))),
-    |builder| builder.policies_by(|head| head.header("x-tier").map(|_| Policies::from(policy("tier", 300)))),
+    |builder| {
+        builder
+            .policies_by(|head| head.header("x-tier").map_or(Tier::Unlimited, |_| policy("tier", 300).into()))
+    },
     |builder| builder.cost_by(|head| if head.method.is_safe() { 1 } else { 5 }),
     |builder| builder.also(limit(key::from_fn(tenant)).policy(policy("third", 300)).cost_by(|_| 7)),
     |builder| {
