@@ -89,7 +89,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     // Each run has its own key, so that it prints the same numbers.
     let user = PartitionKey::new("user", format!("alice {}", std::process::id()));
     let reservation = limiter.reserve((user.clone(), 40)).await?;
-    let left = reservation.decision().map_or(0, |decision| decision.statuses()[0].remaining());
+    let status = reservation.decision().and_then(|decision| decision.status("pages"));
+    let left = status.map_or(0, |status| status.remaining());
     println!("web:    40 pages are reserved, {left} of 100 are left");
     let token = reservation.into_token()?;
     println!("web:    the token of the job has {} characters", token.len());
@@ -109,7 +110,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     } else {
         work(&limiter, deliveries.into_iter().map(Ok)).await?;
     }
-    let left = limiter.peek((user, 0)).await?.statuses()[0].remaining();
+    let usage = limiter.peek((user, 0)).await?;
+    let left = usage.status("pages").map_or(0, |status| status.remaining());
     println!("web:    {left} of 100 pages are left");
     Ok(())
 }

@@ -51,7 +51,8 @@ async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::from(match (unchecked, local) {
         (Some(unchecked), _) => format!("admitted unchecked: {}", unchecked.error()),
         (_, Some(local)) => {
-            format!("{} units left in the local fallback", local.decision().statuses()[0].remaining())
+            let left = local.decision().status("requests").map_or(0, |status| status.remaining());
+            format!("{left} units left in the local fallback")
         }
         _ => "decided by Redis".to_owned(),
     })))

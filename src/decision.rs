@@ -465,15 +465,44 @@ impl Decision {
         self.enforced().max_by_key(|status| status.stated_wait())
     }
 
-    /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
-    /// that are known to deny. A denial across several slots of a cluster contains only the pairs whose slots have replied. A
-    /// [shadow pair](Self#shadow-pairs) that the store cannot decide has no status.
+    /// Returns the status of every pair, in the order of the check. Some pairs may have no status, so do not find one by its position:
+    /// call [`status`](Self::status) with the name of the policy, or [`indexed_statuses`](Self::indexed_statuses).
+    ///
+    /// - A [cached](Self::is_cached) denial contains only the pairs that are known to deny.
+    /// - A denial across several slots of a cluster contains only the pairs whose slots have replied.
+    /// - A [shadow pair](Self#shadow-pairs) that the store cannot decide has no status, also in an admission.
+    ///
+    /// Every decision contains at least one status, unless all its pairs are shadows. In an admission, every other pair has one.
     #[inline]
     pub fn statuses(&self) -> &[Status] {
         match &self.0 {
             Parts::One(parts) => slice::from_ref(&parts.status),
             Parts::Any(parts) => &parts.statuses,
         }
+    }
+
+    /// Returns the status of the policy with this name: of the first of its pairs, if the check has several. `None` if the check has no
+    /// such policy, or if no pair of it [has a status](Self::statuses).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .policy(Policy::new("daily", 1_000, Duration::from_secs(24 * 3600))?)
+    ///     .build()?;
+    /// let decision = limiter.check(PartitionKey::new("user", "alice")).await?;
+    ///
+    /// assert_eq!(decision.status("daily").map(|status| status.remaining()), Some(999));
+    /// assert!(decision.status("hourly").is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn status(&self, policy: &str) -> Option<&Status> {
+        self.statuses().iter().find(|status| status.policy.name() == policy)
     }
 
     fn enforced(&self) -> impl Iterator<Item = &Status> {
@@ -598,8 +627,8 @@ impl Decision {
         }
     }
 
-    /// Returns the statuses, each with the index of its pair.
-    pub(crate) fn indexed_statuses(&self) -> impl Iterator<Item = (usize, &Status)> {
+    /// Returns the statuses, each with the index of its pair in the check. An index may be missing, as the [status](Self::statuses) is.
+    pub fn indexed_statuses(&self) -> impl Iterator<Item = (usize, &Status)> {
         let known = match self.origin() {
             Origin::Partial { known, .. } => *known,
             Origin::Backend | Origin::Leasing(_) | Origin::Lease => [true; MAX_PAIRS],
@@ -780,7 +809,7 @@ impl Status {
     /// let policy = Policy::new("mails", 10, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     /// let decision = limiter.check((PartitionKey::new("user", "alice"), 8)).await?;
-    /// let status = &decision.statuses()[0];
+    /// let status = decision.status("mails").ok_or("a memory states every pair")?;
     /// assert_eq!(status.usage_fraction(), 0.8);
     /// assert!(status.is_near(0.8) && !status.is_near(0.9));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -8,7 +8,9 @@ use std::{
 
 use futures_util::future::join_all;
 use tokio::time::{advance, sleep};
-use tower_sliding_window::{Algorithm, Limiter, Policies, Policy, Rejection, Wait, backend::Pair};
+use tower_sliding_window::{
+    Algorithm, Costs, Decision, Limiter, Policies, Policy, Rejection, Wait, backend::Pair,
+};
 
 use super::{
     MINUTE, REFRESH_AGE, Remote, SECOND, TICK, ZERO, alice, check, exhausted, on, policy, remote, ten, user,
@@ -31,6 +33,25 @@ async fn hit_returns_denial_with_remaining_wait() {
         advance(TICK).await;
     }
     assert_eq!(remote.checks(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hit_keeps_name_and_index_of_denying_pair() {
+    let limiter = on(Remote::new()).policy(policy("two", 2, MINUTE)).build().unwrap();
+    let costs = || Costs::new().policy("two", 2);
+    assert!(limiter.check((alice(), costs())).await.unwrap().is_admitted());
+    let (exact, cached) =
+        (limiter.check((alice(), costs())).await.unwrap(), limiter.check((alice(), costs())).await.unwrap());
+    let indexes = |decision: &Decision| decision.indexed_statuses().map(|(i, _)| i).collect::<Vec<_>>();
+    assert_eq!((exact.is_cached(), indexes(&exact)), (false, vec![0, 1]));
+    assert_eq!((cached.is_cached(), indexes(&cached)), (true, vec![1]), "only the denying pair is known");
+    assert_eq!(exact.status("ten").map(|status| status.remaining()), Some(9));
+    assert_eq!(cached.status("ten"), None);
+    for decision in [exact, cached] {
+        let status = decision.status("two").unwrap();
+        assert_eq!((status.policy().name(), status.cost(), status.remaining()), ("two", 2, 0));
+        assert_eq!(decision.status("other"), None);
+    }
 }
 
 #[tokio::test(start_paused = true)]
