@@ -46,7 +46,7 @@ use std::{
 
 use exit::exit;
 use redis::redis;
-use tower_sliding_window::{Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, Wait};
+use tower_sliding_window::{Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy};
 
 const HOLD_TIME: Duration = Duration::from_secs(2);
 
@@ -103,7 +103,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let tenant = PartitionKey::new("tenant", name.as_str());
     let mut running = start(&limiter, &tenant, 5).await?;
     let denied = limiter.check(&tenant).await?;
-    if let Wait::For(wait) = denied.retry_after() {
+    if let Some(wait) = denied.retry_after().duration() {
         println!("{} exports run, and the next one is denied: retry after {wait:?}", running.len());
     }
     running.pop();

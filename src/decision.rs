@@ -38,10 +38,19 @@ impl Wait {
     /// Returns the wait in whole seconds, rounded up as in `Retry-After`, so that no client returns too early. `None` unless it is a
     /// [duration](Self::For).
     pub fn whole_seconds(self) -> Option<u64> {
-        self.known().map(whole_seconds)
+        self.duration().map(whole_seconds)
     }
 
-    fn known(self) -> Option<Duration> {
+    /// Returns the wait as a [duration](Self::For), zero if no wait is needed. `None` if it is not known, or if no wait helps.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::Wait;
+    ///
+    /// assert_eq!(Wait::For(Duration::from_millis(1_500)).duration(), Some(Duration::from_millis(1_500)));
+    /// assert_eq!(Wait::Never.duration(), None);
+    /// ```
+    pub fn duration(self) -> Option<Duration> {
         let Self::For(wait) = self else { return None };
         Some(wait)
     }
@@ -451,13 +460,13 @@ impl Decision {
 
     /// Returns the longest wait of the enforcing pairs whose wait is known.
     pub(crate) fn longest_known_wait(&self) -> Duration {
-        self.enforced().filter_map(|status| status.retry_after().known()).max().unwrap_or_default()
+        self.enforced().filter_map(|status| status.retry_after().duration()).max().unwrap_or_default()
     }
 
     /// Returns what stands for the longest wait that is not known. `None` if all are known.
     pub(crate) fn longest_unknown_wait(&self) -> Option<Duration> {
         let unknown = self.enforced().filter(|status| status.standing.retry_after == WaitMicros::UNKNOWN);
-        unknown.filter_map(|status| status.stated_wait().known()).max()
+        unknown.filter_map(|status| status.stated_wait().duration()).max()
     }
 
     /// Returns the status of the enforcing pair with the longest wait, which is the one that the client waits for.

@@ -5,7 +5,6 @@ use std::{error::Error, time::Duration};
 use http::Response;
 use tower_sliding_window::{
     Admission, Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policies, Policy, Rejection,
-    Wait,
     learn::{Learning, Stated},
     policy::{Anchor, Period, Zone},
     protocol::Draft,
@@ -92,10 +91,10 @@ impl Client {
         let draft = Draft::check_against(PartitionKey::new("account", "ours"), policies, kind.cost());
         match self.limiter.admit(draft).await {
             Ok(admission) => Ok(Asked::Admitted(admission)),
-            Err(Rejection::Denied(decision)) => match decision.retry_after() {
-                Wait::For(wait) => Ok(Asked::Denied(wait)),
-                wait => Err(format!("the wait of a request is {wait:?}").into()),
-            },
+            Err(Rejection::Denied(decision)) => {
+                let wait = decision.retry_after().duration();
+                Ok(Asked::Denied(wait.ok_or("a request costs more than its quota")?))
+            }
             Err(rejection) => Err(rejection.into()),
         }
     }

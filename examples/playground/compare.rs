@@ -8,8 +8,7 @@ use axum::{Json, http::StatusCode};
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use serde_json::Value;
 use tower_sliding_window::{
-    Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, Wait, policy::Rate,
-    testing::ManualClock,
+    Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, policy::Rate, testing::ManualClock,
 };
 
 use crate::{
@@ -223,10 +222,7 @@ impl Counter {
             Self::Limiter(limiter) => {
                 let decision = limiter.check((PartitionKey::new("user", "alice"), cost)).await;
                 let decision = decision.map_err(|error| error.to_string())?;
-                let wait = match decision.retry_after() {
-                    Wait::For(wait) => Some(wait.as_micros() as i64),
-                    _ => None,
-                };
+                let wait = decision.retry_after().duration().map(|wait| wait.as_micros() as i64);
                 let remaining = decision.statuses().first().map_or(0, |status| status.remaining());
                 return Ok(Decided(decision.is_admitted(), remaining, wait));
             }

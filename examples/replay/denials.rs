@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tower_sliding_window::{Decision, PartitionKey, Wait};
+use tower_sliding_window::{Decision, PartitionKey};
 
 use crate::{log, requests::Request};
 
@@ -56,10 +56,7 @@ impl Denials {
             key: parts.collect(),
             cost: decision.statuses().iter().map(|status| (status.policy().name(), status.cost())).collect(),
             policies: decision.violated().map(|policy| policy.name()).collect(),
-            wait_micros: match decision.retry_after() {
-                Wait::For(wait) => Some(wait.as_micros()),
-                _ => None,
-            },
+            wait_micros: decision.retry_after().duration().map(|wait| wait.as_micros()),
         };
         let written = serde_json::to_writer(&mut self.writer, &denial).map_err(io::Error::from);
         let written = written.and_then(|()| self.writer.write_all(b"\n"));
