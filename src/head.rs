@@ -2,13 +2,24 @@
 
 use std::{any::Any, fmt, sync::Arc};
 
-use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version, request, response};
 
 use crate::lock::Lock;
 
 /// An HTTP request without its body.
 ///
-/// Every closure of a [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) takes one, whatever the body of the service is.
+/// Every closure of a [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) takes one, whatever the body of the service is. To use a key
+/// extractor or a cost elsewhere, convert a reference to a [`Request`], or to its [`Parts`](request::Parts), as an extractor of axum has
+/// them:
+///
+/// ```
+/// use tower_sliding_window::{Head, KeyExtractor, PartitionKey, header};
+///
+/// let (parts, _body) = http::Request::get("/").header("x-api-key", "alice").body(())?.into_parts();
+/// let head = Head::from(&parts);
+/// assert_eq!(header("x-api-key")?.extract(&head)?, Some(PartitionKey::header("x-api-key", "alice")));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Head<'a> {
@@ -30,7 +41,7 @@ pub struct Head<'a> {
 #[derive(Default)]
 pub(crate) struct Lookups(Lock<Vec<(usize, Arc<dyn Any + Send + Sync>)>>);
 
-/// An HTTP response without its body.
+/// An HTTP response without its body. It is made of a reference to a [`Response`], or to its [`Parts`](response::Parts).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {
@@ -105,15 +116,42 @@ impl<'a, B> From<&'a Request<B>> for Head<'a> {
     }
 }
 
+impl<'a> From<&'a request::Parts> for Head<'a> {
+    fn from(parts: &'a request::Parts) -> Self {
+        let request::Parts { method, uri, version, headers, extensions, .. } = parts;
+        Self { method, uri, version: *version, headers, extensions, lookups: None }
+    }
+}
+
 impl<'a, B> From<&'a Response<B>> for ResponseHead<'a> {
     fn from(response: &'a Response<B>) -> Self {
         Self { status: response.status(), headers: response.headers(), extensions: response.extensions() }
     }
 }
 
+impl<'a> From<&'a response::Parts> for ResponseHead<'a> {
+    fn from(parts: &'a response::Parts) -> Self {
+        Self { status: parts.status, headers: &parts.headers, extensions: &parts.extensions }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_have_the_head_of_their_message() {
+        let request =
+            Request::post("/upload").version(Version::HTTP_2).header("x-size", "7").extension("user");
+        let (request, response) =
+            (request.body(()).unwrap(), Response::builder().status(404).header("x-size", "8"));
+        let response = response.extension("units").body(()).unwrap();
+        let texts = (format!("{:?}", Head::from(&request)), format!("{:?}", ResponseHead::from(&response)));
+        let (request, response) = (request.into_parts().0, response.into_parts().0);
+        let (of_request, of_response) = (Head::from(&request), ResponseHead::from(&response));
+        assert_eq!((format!("{of_request:?}"), format!("{of_response:?}")), texts);
+        assert_eq!((of_request.extension(), of_response.extensions.get()), (Some(&"user"), Some(&"units")));
+    }
 
     #[test]
     fn header_value_has_no_white_space_around_it() {
