@@ -80,7 +80,7 @@ async fn start(
 async fn free(limiter: &Limiter, tenant: &PartitionKey) -> Result<u32, Box<dyn Error>> {
     // The release of an export that has ended is sent in the background.
     limiter.drain().await;
-    let usage = limiter.peek((tenant.clone(), 0)).await?;
+    let usage = limiter.peek((tenant, 0)).await?;
     Ok(usage.status("exports").map_or(0, |status| status.remaining()))
 }
 

@@ -88,7 +88,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
     // Each run has its own key, so that it prints the same numbers.
     let user = PartitionKey::new("user", format!("alice {}", std::process::id()));
-    let reservation = limiter.reserve((user.clone(), 40)).await?;
+    let reservation = limiter.reserve((&user, 40)).await?;
     let status = reservation.decision().and_then(|decision| decision.status("pages"));
     let left = status.map_or(0, |status| status.remaining());
     println!("web:    40 pages are reserved, {left} of 100 are left");
@@ -110,7 +110,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     } else {
         work(&limiter, deliveries.into_iter().map(Ok)).await?;
     }
-    let usage = limiter.peek((user, 0)).await?;
+    let usage = limiter.peek((&user, 0)).await?;
     let left = usage.status("pages").map_or(0, |status| status.remaining());
     println!("web:    {left} of 100 pages are left");
     Ok(())

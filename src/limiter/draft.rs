@@ -218,12 +218,12 @@ impl Draft {
     }
 }
 
-/// Converts a value that states what to check to a [`Draft`]: a [`PartitionKey`] or a reference to one, `(PartitionKey, cost)`,
+/// Converts a value that states what to check to a [`Draft`]: a [`PartitionKey`] or a reference to one, `(key, cost)` with one of them,
 /// [pairs](Pair), a `Draft`, or a `Result` of one of them with [`KeyError`]. The methods of a [`Limiter`](crate::Limiter) take it, and a
 /// planning closure returns it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not state what to check",
-    label = "expected a `PartitionKey`, `&PartitionKey`, `(PartitionKey, u32)`, `(PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
+    label = "expected a `PartitionKey`, `&PartitionKey`, `(PartitionKey, u32)`, `(&PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
     note = "return `PartitionKey::new(\"tenant\", value)`, or `(key, cost)` with a `u32` or `Costs` for another cost than 1, or `Draft::exempt()` to let the request pass"
 )]
 pub trait IntoDraft {
@@ -291,6 +291,13 @@ impl IntoDraft for &[Pair] {
 impl<C: IntoCosts> IntoDraft for (PartitionKey, C) {
     fn into_draft(self) -> Result<Draft, KeyError> {
         Ok(Draft::check(self.0, self.1))
+    }
+}
+
+/// The key is cloned.
+impl<C: IntoCosts> IntoDraft for (&PartitionKey, C) {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(Draft::check(self.0.clone(), self.1))
     }
 }
 

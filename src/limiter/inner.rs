@@ -31,7 +31,7 @@ use crate::{
 ///     .build()?;
 ///
 /// let alice = PartitionKey::new("user", "alice");
-/// assert!(limiter.check((alice.clone(), 2)).await?.is_admitted());
+/// assert!(limiter.check((&alice, 2)).await?.is_admitted());
 /// assert!(!limiter.check(alice).await?.is_admitted());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;

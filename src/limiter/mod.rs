@@ -54,7 +54,7 @@ pub use rejection::Rejection;
 /// | value | pairs |
 /// | --- | --- |
 /// | `key` or `&key` | this [`PartitionKey`](crate::PartitionKey) and each policy of the limiter, at 1 unit |
-/// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
+/// | `(key, 10)` or `(&key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
 /// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
 /// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
 ///
@@ -188,7 +188,7 @@ impl Limiter {
     ///     .policy(Policy::new("tokens", 1_000, Duration::from_secs(60))?)
     ///     .build()?;
     /// let alice = PartitionKey::new("user", "alice");
-    /// let _receipt = limiter.debit((alice.clone(), 1_500)).await?;
+    /// let _receipt = limiter.debit((&alice, 1_500)).await?;
     /// assert!(!limiter.check(alice).await?.is_admitted());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;

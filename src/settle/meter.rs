@@ -108,7 +108,7 @@ impl Meter {
     /// let alice = PartitionKey::new("user", "alice");
     ///
     /// let estimate = Costs::new().policy("tokens", 1_000).policy("cents", 50);
-    /// let meter = limiter.reserve((alice.clone(), estimate)).await?.meter();
+    /// let meter = limiter.reserve((&alice, estimate)).await?.meter();
     /// meter.add(Costs::new().policy("tokens", 200).policy("cents", 10));
     /// meter.add_to("tokens", 117);
     /// drop(meter);

@@ -160,6 +160,19 @@ fn limiter_rejects_invalid_pairs_before_check() {
 }
 
 #[test]
+fn key_and_its_reference_have_the_same_check() {
+    let (backend, limiter) = fake();
+    let costs = || Costs::new().policy("tokens", 7);
+    let key = alice();
+    let _ = (now(limiter.check((&key, 4))).unwrap(), now(limiter.check((key.clone(), 4))).unwrap());
+    let _ = (now(limiter.check((&key, costs()))).unwrap(), now(limiter.check((key, costs()))).unwrap());
+    let [a, b, c, d] = &backend.checks()[..] else { panic!("four checks") };
+    assert_eq!((a, c), (b, d));
+    let sent = [a, c].map(|check| check.pairs.iter().map(|pair| (&pair.key, pair.cost)).collect::<Vec<_>>());
+    assert_eq!(sent, [vec![(&alice(), 4); 2], vec![(&alice(), 1), (&alice(), 7)]]);
+}
+
+#[test]
 fn limiter_without_policies_checks_only_pairs() {
     let backend = FakeBackend::admitting();
     let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
