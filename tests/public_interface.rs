@@ -70,7 +70,7 @@ fn interface_contains_reachable_items() {
             "hidden.rs",
             "#[derive(Debug)] pub struct Seen { pub a: u8, b: u8 } pub struct Unseen; pub fn f() { g() } \
              impl Seen { pub fn new() -> Self { g() } fn b(&self) {} } impl Clone for Seen { fn clone(&self) -> Self { *self } } \
-             impl Unseen { pub fn new() {} } trait Private {} impl Private for Seen {}",
+             impl Unseen { pub fn new() {} } trait Private {} impl Private for Seen {} impl From<Seen> for String {}",
         ),
         (
             "a/mod.rs",
@@ -92,6 +92,7 @@ pub struct Shown {
     // private fields
 }
 impl Clone for Shown;
+impl From<Shown> for String;
 impl Shown {
     pub fn new() -> Self;
 }
@@ -245,7 +246,8 @@ impl Interface {
         found
     }
 
-    /// Returns the item of an implementation: its type, or its trait if the type is not of this crate. None if the trait is private.
+    /// Returns the item of an implementation: its type, or its trait if the type is not of this crate, or the first parameter of the
+    /// trait if neither is. None if the trait is private.
     fn subject(&self, module: &ModulePath, item: &syn::ItemImpl) -> Option<Definition> {
         let find = |path: &syn::Path| {
             let path: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
@@ -260,7 +262,15 @@ impl Interface {
             syn::Type::Path(path) => find(&path.path),
             _ => None,
         };
-        by_type.or(by_trait)
+        let by_parameter = || {
+            let arguments = &item.trait_.as_ref()?.1.segments.last()?.arguments;
+            let syn::PathArguments::AngleBracketed(arguments) = arguments else { return None };
+            arguments.args.iter().find_map(|argument| match argument {
+                syn::GenericArgument::Type(syn::Type::Path(path)) => find(&path.path),
+                _ => None,
+            })
+        };
+        by_type.or(by_trait).or_else(by_parameter)
     }
 
     fn is_defined(&self, (module, name): &Definition) -> bool {

@@ -1,5 +1,7 @@
 //! Answers over gRPC: a status in one HEADERS frame, without a body.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{HeaderValue, Method, Response, header};
 use tonic::{Code, Status, metadata::MetadataMap};
@@ -36,6 +38,9 @@ use crate::{
 ///
 /// The HTTP status is 200 for every method, with `Cache-Control: no-store`. Use it only for a server of gRPC alone, and
 /// [`HttpOrGrpc`] if the server also receives other requests.
+///
+/// A handler that keeps a [`Limiter`](crate::Limiter) gets the same statuses from `limiter.admit(..).await?`, because `tonic::Status`
+/// implements `From<Rejection>`. See [the guide](crate::guide::grpc#limit-in-a-handler).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct Grpc;
@@ -72,6 +77,17 @@ fn is_grpc(content_type: &[u8]) -> bool {
     content_type.split_at_checked(GRPC.len()).is_some_and(|(start, rest)| {
         start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
     })
+}
+
+/// Converts the rejection to the status that [`Grpc`] answers. Its metadata contains no `RateLimit` fields. Its source is the rejection,
+/// which no client receives.
+#[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
+impl From<Rejection> for Status {
+    fn from(rejection: Rejection) -> Self {
+        let mut status = status(&rejection);
+        status.set_source(Arc::new(rejection));
+        status
+    }
 }
 
 fn status(rejection: &Rejection) -> Status {

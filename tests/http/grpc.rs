@@ -11,7 +11,11 @@ use tonic::{
     service::Routes,
     transport::{Channel, Server, server::TcpIncoming},
 };
-use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse,
+    health_client::HealthClient,
+    health_server::{Health, HealthServer},
+};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
@@ -25,7 +29,7 @@ use tower_sliding_window::{
     protocol::Draft,
     settle::by_hand,
     testing::{
-        FakeAnswer::{Admit, Deny},
+        FakeAnswer::{Admit, Deny, Unavailable},
         FakeBackend, ManualClock,
     },
     wait::{WaitError, WaitLayer},
@@ -111,6 +115,54 @@ async fn denied_call_returns_retry_info_and_quota_failure() {
     assert_eq!(text(status.metadata(), "retry-after"), Some("1"));
     assert_eq!(text(status.metadata(), "ratelimit"), Some(r#""burst";r=0;t=1, "sustained";r=3;t=60"#));
     call(site.address, Some("bob")).await.unwrap();
+}
+
+/// A handler that limits itself.
+struct Handler(Limiter);
+
+#[tonic::async_trait]
+impl Health for Handler {
+    type WatchStream = futures_util::stream::Empty<Result<HealthCheckResponse, Status>>;
+
+    async fn check(
+        &self,
+        request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<HealthCheckResponse>, Status> {
+        let _admission = self.0.admit(PartitionKey::new("service", &request.get_ref().service)).await?;
+        Ok(tonic::Response::new(HealthCheckResponse { status: 1 }))
+    }
+
+    async fn watch(
+        &self,
+        _request: tonic::Request<HealthCheckRequest>,
+    ) -> Result<tonic::Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+#[tokio::test]
+async fn rejection_in_handler_becomes_status_of_layer() {
+    let limiter = Limiter::builder(FakeBackend::scripted([
+        Admit,
+        Deny(Wait::For(SECOND)),
+        Unavailable(Reason::Timeout),
+    ]));
+    let limiter = limiter.policy(policy("burst", 2, SECOND)).build().unwrap();
+    // The client calls the server without a socket.
+    let mut client = HealthClient::new(HealthServer::new(Handler(limiter.clone())));
+    let check = || HealthCheckRequest { service: "shop".to_owned() };
+    assert_eq!(client.check(check()).await.unwrap().get_ref().status, 1);
+    let denied = client.check(check()).await.unwrap_err();
+    assert_eq!((denied.code(), denied.message()), (Code::ResourceExhausted, "Try again in 1 s."));
+    assert_eq!(denied.get_details_retry_info().unwrap().retry_delay, Some(SECOND));
+    assert_eq!(denied.get_details_quota_failure().unwrap().violations[0].subject, "burst");
+    assert_eq!(text(denied.metadata(), "grpc-retry-pushback-ms"), Some("1000"));
+    assert_eq!(client.check(check()).await.unwrap_err().code(), Code::Unavailable);
+
+    // In the process, the source is the rejection.
+    let rejection = limiter.admit(PartitionKey::new("service", "shop")).await.map(drop).unwrap_err();
+    let text = rejection.to_string();
+    assert_eq!(Status::from(rejection).source().unwrap().to_string(), text);
 }
 
 /// Calls until the call is admitted, and waits as `grpc-retry-pushback-ms` states. Returns the waits.
