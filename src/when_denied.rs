@@ -24,7 +24,7 @@ pub struct DenyAtOnce;
 
 /// Lets a denied request wait, at most for this time, as [`WaitLayer`](crate::wait::WaitLayer) does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitAtMost(pub Duration);
+pub struct WaitAtMost(pub(crate) Duration);
 
 impl WhenDenied for DenyAtOnce {
     type Error<E> = E;

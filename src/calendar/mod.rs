@@ -13,6 +13,7 @@ pub use zone::Zone;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
 pub enum Period {
     /// A day of the time zone: 23 to 25 hours.
     Day,

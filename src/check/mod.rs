@@ -96,7 +96,8 @@ pub enum Purpose {
     /// send one answer, and the store charges it once.
     ///
     /// The check has one pair, which is no shadow, and whose policy is neither a gate nor in flight. Otherwise,
-    /// [`Check::with_purpose`] makes it a [`Peek`](Self::Peek).
+    /// [`Check::with_purpose`] makes it a [`Peek`](Self::Peek). [`Purpose::leave_at_most`] creates it.
+    #[non_exhaustive]
     LeaveAtMost {
         /// The instant of the answer: that of the decision that has admitted its request, in microseconds of the clock of the backend.
         at_micros: u64,
@@ -106,6 +107,11 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// Creates the purpose [`LeaveAtMost`](Self::LeaveAtMost) of an answer of this instant that applies for this time, both in microseconds.
+    pub const fn leave_at_most(at_micros: u64, holds_micros: u64) -> Self {
+        Self::LeaveAtMost { at_micros, holds_micros }
+    }
+
     /// Returns whether it charges beyond the quota.
     pub(crate) fn exceeds_quota(self) -> bool {
         matches!(self, Self::Overage | Self::Debit | Self::LeaveAtMost { .. })
@@ -129,6 +135,7 @@ impl Purpose {
 /// [debit](crate::Limiter::debit) that reaches the largest usage of a token bucket has a charge that receives no refund: only the
 /// generation of its receipt is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Receipt {
     /// The generation of the pair's record: a random number of 56 bits, 0 to 2^56-1. A record that was lost, reset, or empty
     /// in between has another generation. So a refund never reaches a charge of another record.
@@ -141,6 +148,12 @@ pub struct Receipt {
 }
 
 impl Receipt {
+    /// Creates the receipt of a charge, for the [`Backend`](crate::backend::Backend) that has made it: the generation of its record, 0 to
+    /// 2^56-1; the instant at which it is recorded, in microseconds; and its place among the charges of this instant, from 0.
+    pub const fn new(generation: u64, at_micros: u64, ordinal: u32) -> Self {
+        Self { generation, at_micros, ordinal }
+    }
+
     /// The receipt of a pair without a charge.
     pub(crate) const NO_CHARGE: Self = Self { generation: 0, at_micros: 0, ordinal: 0 };
 

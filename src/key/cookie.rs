@@ -60,7 +60,7 @@ impl KeyExtractor for Cookie {
         let (first, second) = (values.next(), values.next());
         if second.is_some() {
             let what = format!("cookie {}", self.name);
-            return Err(KeyError::Malformed { what, why: "the cookie occurs more than once".to_owned() });
+            return Err(KeyError::malformed(what, "the cookie occurs more than once"));
         }
         Ok(first.filter(|value| !value.is_empty()).map(|value| PartitionKey::new(&self.kind, value)))
     }

@@ -142,7 +142,7 @@ impl ForwardedHeader {
     }
 
     pub(super) fn malformed(&self, why: &str) -> KeyError {
-        KeyError::Malformed { what: format!("header {}", self.name()), why: why.to_owned() }
+        KeyError::malformed(format!("header {}", self.name()), why)
     }
 }
 

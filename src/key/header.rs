@@ -68,7 +68,7 @@ impl KeyExtractor for Header {
         let may_repeat = headers.len() > headers.keys_len();
         if may_repeat && headers.get_all(name).iter().nth(1).is_some() {
             let what = format!("header {name}");
-            return Err(KeyError::Malformed { what, why: "the header occurs more than once".to_owned() });
+            return Err(KeyError::malformed(what, "the header occurs more than once"));
         }
         let value = value.as_bytes().trim_ascii();
         if value.is_empty() {

@@ -137,12 +137,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
 pub enum KeyError {
     /// The request has no key.
     #[error("missing rate limit key{}", not_found(.what))]
+    #[non_exhaustive]
     Missing {
         /// What the request lacks, for example `header "x-api-key"`. May be empty.
         what: String,
     },
     /// The request has a key that cannot be read.
     #[error("malformed rate limit key: {what}: {why}")]
+    #[non_exhaustive]
     Malformed {
         /// The part of the request, for example the name of a header.
         what: String,
@@ -151,6 +153,7 @@ pub enum KeyError {
     },
     /// The server is not set up to read the key.
     #[error("misconfigured rate limit key: {what}")]
+    #[non_exhaustive]
     Misconfigured {
         /// The missing part of the set-up.
         what: String,
@@ -169,6 +172,25 @@ impl KeyError {
     /// ```
     pub fn missing(what: impl Into<String>) -> Self {
         Self::Missing { what: what.into() }
+    }
+
+    /// Creates the error of a request with a key that cannot be read. `what` names the part of the request, and `why` states the problem
+    /// with it. The client reads both in the 400.
+    ///
+    /// ```
+    /// use tower_sliding_window::key::KeyError;
+    ///
+    /// let error = KeyError::malformed(r#"header "x-tenant""#, "the value is no number");
+    /// assert_eq!(error.to_string(), r#"malformed rate limit key: header "x-tenant": the value is no number"#);
+    /// ```
+    pub fn malformed(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Malformed { what: what.into(), why: why.into() }
+    }
+
+    /// Creates the error of a server that is not set up to read the key. `what` names the missing part. No client reads it: the response
+    /// is a 500.
+    pub fn misconfigured(what: impl Into<String>) -> Self {
+        Self::Misconfigured { what: what.into() }
     }
 }
 

@@ -26,12 +26,14 @@ pub enum Rejection {
     LocalFallbackDenied(BackendError),
     /// The request gave up [waiting](crate::Limiter::wait): those ahead of it in the queue of its key need too long. The store was
     /// not asked for it.
+    #[non_exhaustive]
     WaitTooLong {
         /// A lower bound of the remaining wait, if those ahead stay in the queue and no units are returned.
         at_least: Duration,
     },
     /// As many requests [wait](crate::Limiter::wait) as may wait, and others of this key are ahead. The store was not asked for
     /// this one.
+    #[non_exhaustive]
     TooManyWaiting {
         /// The bound.
         max: usize,
@@ -47,6 +49,16 @@ pub enum Rejection {
 }
 
 impl Rejection {
+    /// Creates a [`WaitTooLong`](Self::WaitTooLong), for the test of an answer.
+    pub const fn wait_too_long(at_least: Duration) -> Self {
+        Self::WaitTooLong { at_least }
+    }
+
+    /// Creates a [`TooManyWaiting`](Self::TooManyWaiting), for the test of an answer.
+    pub const fn too_many_waiting(max: usize, is_per_key: bool) -> Self {
+        Self::TooManyWaiting { max, is_per_key }
+    }
+
     /// Returns the decision of a denial.
     pub fn decision(&self) -> Option<&Decision> {
         let Self::Denied(decision) = self else { return None };

@@ -91,6 +91,7 @@ pub enum Algorithm {
     Gate,
     /// Counts the units of requests that run. See [`Policy::in_flight`](super::Policy::in_flight).
     #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+    #[non_exhaustive]
     InFlight {
         /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
         #[cfg_attr(feature = "serde", serde(with = "in_flight", default = "in_flight::hold_time"))]
@@ -102,6 +103,7 @@ pub enum Algorithm {
     /// Counts the usage of the current day, week, month or year. See [`Policy::calendar_period`](super::Policy::calendar_period).
     #[cfg(feature = "calendar")]
     #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+    #[non_exhaustive]
     CalendarPeriod {
         /// The length of a period.
         period: Period,

@@ -38,6 +38,7 @@ pub enum Unsettled {
 #[non_exhaustive]
 pub enum Settled {
     /// The amount used has replaced the charge, as far as the charge still counts.
+    #[non_exhaustive]
     Done {
         /// The instant of the change, in microseconds of the clock of the backend, as
         /// [`Decision::at_micros`](crate::Decision::at_micros) is for a check:

@@ -81,7 +81,7 @@ async fn compare(backend: impl Backend, clock: &ManualClock, steps: u64, prefix:
             0..=2 => {
                 let at_micros = now + 200_000 - random.below(14) * random.below(1_000_000).min(now / 20);
                 let holds_micros = [u64::MAX, 0, 3_000_000][random.below(6).min(2) as usize];
-                let asked = of(random.below(120), Purpose::LeaveAtMost { at_micros, holds_micros });
+                let asked = of(random.below(120), Purpose::leave_at_most(at_micros, holds_micros));
                 let expected = model.answer(now, &asked.pairs()[0], at_micros, holds_micros);
                 (backend.check(&asked).await.unwrap(), expected)
             }
@@ -316,7 +316,7 @@ fn denial_blocks_gate_of_all_eight_processes() {
 #[test]
 fn check_of_other_pairs_has_no_answer() {
     let counted = Policy::new("calls", QUOTA, WINDOW).unwrap();
-    let purpose = Purpose::LeaveAtMost { at_micros: 1, holds_micros: 1 };
+    let purpose = Purpose::leave_at_most(1, 1);
     assert_eq!(check(slice::from_ref(&counted), 0, purpose).purpose(), purpose);
     let [gate, held] = [Policy::gate("gate").unwrap(), Policy::in_flight("held", 1).unwrap()];
     let two = vec![counted.clone(), Policy::new("more", 1, WINDOW).unwrap()];
@@ -334,7 +334,7 @@ async fn answer_takes_key_for_one_window() {
         let policy = Policy::new("calls", QUOTA, WINDOW).unwrap();
         let charged = backend.check(&check(slice::from_ref(&policy), 1, Purpose::Charge)).await.unwrap();
         // It charges nothing, and is known nevertheless.
-        let purpose = Purpose::LeaveAtMost { at_micros: charged.at_micros(), holds_micros: u64::MAX };
+        let purpose = Purpose::leave_at_most(charged.at_micros(), u64::MAX);
         let _ = backend.check(&check(slice::from_ref(&policy), QUOTA, purpose)).await.unwrap();
         let mut admin = Admin::at(&server);
         let keys = admin.keys();

@@ -238,7 +238,7 @@ fn calendar_period(quota: u32, which: usize) -> PolicySpec {
     ];
     let (period, zone, anchor, window) = calendars[which % calendars.len()];
     let zone = Zone::new(zone).unwrap();
-    PolicySpec { quota, window, algorithm: Algorithm::CalendarPeriod { period, zone, anchor } }
+    PolicySpec { quota, window, algorithm: super::model::calendar_period::algorithm(period, zone, anchor) }
 }
 
 /// Returns a rate at which the quota returns in about a window.

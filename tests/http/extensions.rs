@@ -152,7 +152,7 @@ async fn response_extensions_hold_server_misconfiguration() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let rejection = response.extensions().get::<Rejection>();
     assert!(
-        matches!(rejection, Some(Rejection::Key(KeyError::Misconfigured { what })) if what.contains("into_make_service_with_connect_info")),
+        matches!(rejection, Some(Rejection::Key(KeyError::Misconfigured { what, .. })) if what.contains("into_make_service_with_connect_info")),
         "{rejection:?}"
     );
 }

@@ -210,12 +210,12 @@ fn status_states_lower_bound_of_long_wait() {
         (longest + Duration::from_micros(1), "-1"),
         (30 * 1_440 * MINUTE, "-1"),
     ] {
-        let status = reject(&Rejection::WaitTooLong { at_least });
+        let status = reject(&Rejection::wait_too_long(at_least));
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some(millis));
         assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(at_least.max(SECOND)));
     }
-    assert_eq!(reject(&Rejection::TooManyWaiting { max: 9, is_per_key: false }).code(), Code::Unavailable);
+    assert_eq!(reject(&Rejection::too_many_waiting(9, false)).code(), Code::Unavailable);
 }
 
 #[tokio::test]

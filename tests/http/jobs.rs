@@ -160,7 +160,7 @@ fn limits_for_missing_key(
 ) -> RateLimitLayer<Reporting> {
     layer(Limiter::builder(backend).policy(policy("jobs", 2, MINUTE)), move |job| match job.tenant {
         "" => rule(),
-        "?" => Err(KeyError::Malformed { what: "tenant".to_owned(), why: "unknown sign".to_owned() }),
+        "?" => Err(KeyError::malformed("tenant", "unknown sign")),
         _ => Ok(Draft::check(tenant(job), 1)),
     })
 }

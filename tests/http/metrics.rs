@@ -89,9 +89,9 @@ async fn requests_in_outage_count_by_outage_rule() {
         site.get("/users/1", &[ALICE]).await;
     }
     let misconfigured = tower_sliding_window::key::from_fn(|_| {
-        Err::<tower_sliding_window::PartitionKey, _>(tower_sliding_window::key::KeyError::Misconfigured {
-            what: "user".to_owned(),
-        })
+        Err::<tower_sliding_window::PartitionKey, _>(tower_sliding_window::key::KeyError::misconfigured(
+            "user",
+        ))
     });
     let limits = limits(FakeBackend::admitting()).key(misconfigured).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;

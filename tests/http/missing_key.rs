@@ -209,8 +209,7 @@ impl KeyExtractor for Signed {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         let Some(value) = head.headers.get("x-signed") else { return Ok(None) };
         let signed = value.to_str().ok().and_then(|value| value.strip_suffix(".signature"));
-        let malformed =
-            || KeyError::Malformed { what: "x-signed".into(), why: "the signature is wrong".into() };
+        let malformed = || KeyError::malformed("x-signed", "the signature is wrong");
         signed.map(|user| Some(PartitionKey::new("user", user))).ok_or_else(malformed)
     }
 }

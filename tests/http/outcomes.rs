@@ -24,8 +24,8 @@ fn plan(head: &Head<'_>) -> Result<Draft, KeyError> {
     let checked = Draft::check(alice.clone(), 2);
     match head.uri.path() {
         "/missing" => Err(KeyError::missing("")),
-        "/malformed" => Err(KeyError::Malformed { what: "user".to_owned(), why: "two values".to_owned() }),
-        "/unknown-peer" => Err(KeyError::Misconfigured { what: "no connect info".to_owned() }),
+        "/malformed" => Err(KeyError::malformed("user", "two values")),
+        "/unknown-peer" => Err(KeyError::misconfigured("no connect info")),
         "/misconfigured" => Ok(Draft::pairs(vec![Pair::new(alice, policy("twice", 9, MINUTE), 1); 2])),
         "/exempt" => Ok(Draft::exempt()),
         "/fail-open" => Ok(checked.outage(OutageRule::FailOpen)),

@@ -91,7 +91,7 @@ async fn shadow_layer_rejects_no_request() {
     let too_many = |head: &tower_sliding_window::Head<'_>| match head.uri.path() {
         "/" => Ok(Draft::check(PartitionKey::new("user", "alice"), 1)),
         "/missing" => Err(KeyError::missing("user")),
-        "/misconfigured" => Err(KeyError::Misconfigured { what: "user".to_owned() }),
+        "/misconfigured" => Err(KeyError::misconfigured("user")),
         // A check cannot have the same pair twice.
         _ => {
             let check = || Draft::check(PartitionKey::new("user", "alice"), 1);

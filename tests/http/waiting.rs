@@ -174,7 +174,7 @@ async fn protocol_passes_admission_and_settles_by_response() {
 
 #[tokio::test]
 async fn responses_to_requests_that_gave_up_state_their_cause() {
-    let too_long = |at_least| Rejection::WaitTooLong { at_least }.into_response();
+    let too_long = |at_least| Rejection::wait_too_long(at_least).into_response();
     for (at_least, seconds) in [(Duration::ZERO, "1"), (SECOND + Duration::from_micros(1), "2")] {
         let response = too_long(at_least);
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -183,7 +183,7 @@ async fn responses_to_requests_that_gave_up_state_their_cause() {
     let body = axum::body::to_bytes(too_long(7 * SECOND).into_body(), 1_000).await.unwrap();
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(body["detail"], "Try again in 7 s.");
-    let too_many = |is_per_key| Rejection::TooManyWaiting { max: 9, is_per_key };
+    let too_many = |is_per_key| Rejection::too_many_waiting(9, is_per_key);
     let response = too_many(false).into_response();
     assert_eq!(
         (response.status(), response.headers().get("retry-after")),
@@ -192,7 +192,7 @@ async fn responses_to_requests_that_gave_up_state_their_cause() {
 
     let text = |rejection: Rejection| rejection.to_string();
     assert_eq!(
-        text(Rejection::WaitTooLong { at_least: SECOND }),
+        text(Rejection::wait_too_long(SECOND)),
         "rate limit wait is too long: the requests ahead need at least 1s"
     );
     for (is_per_key, bound) in [(false, "max_waiting"), (true, "max_waiting_per_key")] {

@@ -302,8 +302,11 @@ fn altered(
     at_micros: u64,
     end: u64,
 ) -> tower_sliding_window::Decision {
-    let receipts: Vec<Receipt> =
-        decision.receipts().iter().map(|receipt| Receipt { at_micros: end, ..*receipt }).collect();
+    let receipts: Vec<Receipt> = decision
+        .receipts()
+        .iter()
+        .map(|receipt| Receipt::new(receipt.generation, end, receipt.ordinal))
+        .collect();
     let leases = vec![1; receipts.len()];
     tower_sliding_window::Decision::with_leases(at_micros, decision.statuses(), receipts, leases)
 }

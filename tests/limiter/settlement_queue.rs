@@ -432,7 +432,7 @@ async fn settlement_returns_instant_of_latest_change() {
         let fake = FakeBackend::admitting();
         let (_limiter, reservation, used) = reserve_two(Clocks { fake, refund, overage, refunds_now }).await;
         match reservation.settle(change(used)).await {
-            Settled::Done { at_micros } => at_micros,
+            Settled::Done { at_micros, .. } => at_micros,
             other => panic!("{other:?}"),
         }
     };

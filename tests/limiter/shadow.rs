@@ -53,7 +53,7 @@ async fn shadow_denials_of_admitted_checks_are_counted_and_logged() {
 #[tokio::test]
 async fn misconfigured_shadow_limit_is_logged_and_admits() {
     let (events, _guard) = Events::collect();
-    let error = || KeyError::Misconfigured { what: "no address".to_owned() };
+    let error = || KeyError::misconfigured("no address");
     let layer = RateLimitLayer::builder(FakeBackend::admitting())
         .policy(policy("canary", 5))
         .key_by(move |_| Err::<PartitionKey, _>(error()))

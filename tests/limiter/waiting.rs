@@ -151,14 +151,14 @@ fn denied_wait(outcome: Result<Admission, Rejection>) -> Wait {
 /// Returns the bound that rejects a request, and whether it is that of one key.
 fn too_many(outcome: Result<Admission, Rejection>) -> (usize, bool) {
     match outcome {
-        Err(Rejection::TooManyWaiting { max, is_per_key }) => (max, is_per_key),
+        Err(Rejection::TooManyWaiting { max, is_per_key, .. }) => (max, is_per_key),
         outcome => panic!("{outcome:?}"),
     }
 }
 
 fn too_long(outcome: Result<Admission, Rejection>) -> Duration {
     match outcome {
-        Err(Rejection::WaitTooLong { at_least }) => at_least,
+        Err(Rejection::WaitTooLong { at_least, .. }) => at_least,
         outcome => panic!("{outcome:?}"),
     }
 }

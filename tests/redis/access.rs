@@ -51,8 +51,7 @@ async fn run_on_server_clock(backend: &RedisBackend) -> Result<(), BackendError>
         }
         let reserved = try_reserve(backend, &policies, 3).await?;
         backend.refund(&reserved.refund(1)).await?;
-        let purpose =
-            Purpose::LeaveAtMost { at_micros: reserved.decision.at_micros(), holds_micros: u64::MAX };
+        let purpose = Purpose::leave_at_most(reserved.decision.at_micros(), u64::MAX);
         let _ = backend.check(&rig::check(&policies, 50, purpose)).await?;
         backend.reset(&rig::check(&policies, 1, Purpose::Charge)).await?;
     }

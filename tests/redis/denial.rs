@@ -109,7 +109,7 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
 /// Returns a refund of an unknown charge, from another generation.
 async fn unknown_refund(backend: &RedisBackend, policies: &[Policy]) -> Refund {
     let now = peek(backend, policies, 0).await.at_micros();
-    let receipt = Receipt { generation: 7, at_micros: now, ordinal: 0 };
+    let receipt = Receipt::new(7, now, 0);
     let receipts = vec![receipt; policies.len()];
     Refund::new(&check(policies, 1, Purpose::Reserve), &receipts, &vec![0; policies.len()]).unwrap()
 }
@@ -178,7 +178,8 @@ async fn unknown_refunds_write_nothing() {
                 // The log has one record, and never had another at this instant.
                 let before = State::of(&mut admin);
                 for ordinal in [1, 2, 1 << 20] {
-                    let receipt = Receipt { ordinal, ..oldest.decision.receipts()[0] };
+                    let mut receipt = oldest.decision.receipts()[0];
+                    receipt.ordinal = ordinal;
                     backend.refund(&Refund::new(&oldest.check, &[receipt], &[0]).unwrap()).await.unwrap();
                     assert_eq!(State::of(&mut admin), before, "{engine:?}: {ordinal}");
                 }
@@ -194,17 +195,18 @@ async fn unknown_refunds_write_nothing() {
                 refunded,
                 // The charge has expired.
                 oldest.refund(0),
-                Refund::new(&oldest.check, &[Receipt { generation: 7, ..receipt }], &[0]).unwrap(),
+                Refund::new(&oldest.check, &[Receipt::new(7, receipt.at_micros, receipt.ordinal)], &[0])
+                    .unwrap(),
             ];
             if policies[0].name() == "log" {
                 // No record has one of these ordinals or instants.
                 for receipt in [
-                    Receipt { ordinal: 2, ..receipt },
-                    Receipt { ordinal: 1 << 20, ..receipt },
-                    Receipt { at_micros: receipt.at_micros - 1, ordinal: 0, ..receipt },
-                    Receipt { at_micros: receipt.at_micros - 1, ordinal: 1, ..receipt },
-                    Receipt { at_micros: receipt.at_micros + 1, ordinal: 0, ..receipt },
-                    Receipt { at_micros: receipt.at_micros - window, ordinal: 0, ..receipt },
+                    Receipt::new(receipt.generation, receipt.at_micros, 2),
+                    Receipt::new(receipt.generation, receipt.at_micros, 1 << 20),
+                    Receipt::new(receipt.generation, receipt.at_micros - 1, 0),
+                    Receipt::new(receipt.generation, receipt.at_micros - 1, 1),
+                    Receipt::new(receipt.generation, receipt.at_micros + 1, 0),
+                    Receipt::new(receipt.generation, receipt.at_micros - window, 0),
                 ] {
                     refunds.push(Refund::new(&newest.check, &[receipt], &[0]).unwrap());
                 }

@@ -165,9 +165,17 @@ async fn scripts_keep_every_bit_of_generation() {
             let next = reserve(&backend, &policies, 2).await.decision.receipts()[0];
             assert_eq!(next.generation, GENERATION, "{engine:?} {policies:?}");
             for other in [GENERATION - 1, GENERATION ^ 1 << 55, 0, receipt.generation] {
-                assert_eq!(refund(&Receipt { generation: other, ..receipt }).await, 5, "{policies:?}");
+                assert_eq!(
+                    refund(&Receipt::new(other, receipt.at_micros, receipt.ordinal)).await,
+                    5,
+                    "{policies:?}"
+                );
             }
-            assert_eq!(refund(&Receipt { generation: GENERATION, ..receipt }).await, 2, "{policies:?}");
+            assert_eq!(
+                refund(&Receipt::new(GENERATION, receipt.at_micros, receipt.ordinal)).await,
+                2,
+                "{policies:?}"
+            );
             let last = reserve(&backend, &policies, 1).await.decision.receipts()[0];
             assert_eq!(last.generation, GENERATION, "{engine:?} {policies:?}");
         }

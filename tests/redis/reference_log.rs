@@ -62,7 +62,7 @@ impl<'a> ReferenceLog<'a> {
         let at = self.charges[index].0;
         // The ordinal counts the earlier charges of the same instant.
         let ordinal = self.charges[..index].iter().rev().take_while(|charge| charge.0 == at).count() as u32;
-        let receipt = Receipt { generation: self.generation, at_micros: at, ordinal };
+        let receipt = Receipt::new(self.generation, at, ordinal);
         let refund = Refund::new(&check(&self.policies, units as u32, Purpose::Reserve), &[receipt], &[0]);
         self.backend.refund(&refund.unwrap()).await.unwrap();
         self.charges[index].1 -= units;

@@ -192,7 +192,7 @@ async fn lease_and_answer_keep_tail_of_single_bucket_short() {
         admin.query::<()>(&["FLUSHALL"]);
         let policies = [buckets.clone()];
         let at_micros = reserve(&redis, &policies, 1).await.decision.at_micros();
-        let purpose = Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX };
+        let purpose = Purpose::leave_at_most(at_micros, u64::MAX);
         let _ = redis.check(&check(&policies, 4, purpose)).await.unwrap();
         let key = redis.key_name("tsw", &alice(), &buckets);
         let tail: Vec<u8> = admin.query(&["LINDEX", &key, "-1"]);

@@ -130,7 +130,7 @@ impl Scenario {
             Call::Lease => backend.check(&self.check(Purpose::Lease, LEASED)).await.map(|_| ()),
             Call::Answer => {
                 let at_micros = reserved.last().expect("a charge").decision.at_micros();
-                let purpose = Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX };
+                let purpose = Purpose::leave_at_most(at_micros, u64::MAX);
                 backend.check(&self.check(purpose, 0)).await.map(|_| ())
             }
             Call::Refund(index, all) => {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm,
-    policy::{Anchor, Period, Rate, Zone},
+    Algorithm, Policy,
+    policy::{Period, Rate, Zone},
 };
 
 /// What the name of a key states.
@@ -41,8 +41,7 @@ impl KeyName {
             (None, Self::TOKEN_BUCKET, policy)
         } else if let Some(rest) = rest.strip_prefix('z') {
             let (period, policy) = period(rest)?;
-            let algorithm =
-                Algorithm::CalendarPeriod { period, zone: Zone::utc(), anchor: Anchor::default() };
+            let algorithm = Policy::calendar_period("p", 1, period, Zone::utc()).ok()?.algorithm();
             (None, algorithm, policy)
         } else {
             let (row, window, rest) = duration(rest)?;

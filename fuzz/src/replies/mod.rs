@@ -186,7 +186,7 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
         2 => Purpose::Peek,
         3 => Purpose::Overage,
         4 => {
-            let receipts = vec![Receipt { generation: 1, at_micros: 2, ordinal: 3 }; check.pairs().len()];
+            let receipts = vec![Receipt::new(1, 2, 3); check.pairs().len()];
             let refund = Refund::new(&check, &receipts, &[0, 1, 0, 1]).expect("units to refund");
             let refund = refund.with_deadline(conditions.deadline());
             if let Ok(at) = backend.refund(&refund).await {

@@ -28,7 +28,7 @@ use crate::support::{
 const WINDOW: u64 = 10_000;
 
 /// The receipt of a pair without a charge.
-const NO_CHARGE: Receipt = Receipt { generation: 0, at_micros: 0, ordinal: 0 };
+const NO_CHARGE: Receipt = Receipt::new(0, 0, 0);
 
 /// A backend on a controlled clock, with short methods for the tests.
 pub struct Bench<B> {

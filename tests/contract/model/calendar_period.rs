@@ -9,7 +9,7 @@ use std::{
 use chrono::{Duration, LocalResult, NaiveDate, NaiveDateTime, Offset, TimeZone};
 use chrono_tz::Tz;
 use tower_sliding_window::{
-    Algorithm,
+    Algorithm, Policy,
     policy::{Anchor, Period, Zone},
 };
 
@@ -57,7 +57,9 @@ impl CalendarPeriod {
     }
 
     pub fn of(algorithm: Algorithm) -> Self {
-        let Algorithm::CalendarPeriod { period, zone, anchor } = algorithm else { panic!("{algorithm:?}") };
+        let Algorithm::CalendarPeriod { period, zone, anchor, .. } = algorithm else {
+            panic!("{algorithm:?}")
+        };
         Self::new(period, zone, anchor)
     }
 
@@ -71,6 +73,7 @@ impl CalendarPeriod {
             Period::Week => (index as u32 + 3) % 7 + 1 == self.day,
             Period::Month => is_day(month),
             Period::Year => month == self.month && is_day(month),
+            other => panic!("{other:?} has no reference model"),
         }
     }
 
@@ -120,6 +123,12 @@ impl CalendarPeriod {
         }
         *last
     }
+}
+
+/// Returns the algorithm of a policy by the calendar.
+pub fn algorithm(period: Period, zone: Zone, anchor: Anchor) -> Algorithm {
+    let policy = Policy::calendar_period("p", 1, period, zone).unwrap();
+    policy.anchored(anchor).unwrap().algorithm()
 }
 
 impl Counting for CalendarPeriod {

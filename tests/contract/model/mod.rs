@@ -54,7 +54,7 @@ fn counting(policy: &Policy) -> Arc<dyn Counting> {
         Algorithm::SlidingCounter => Arc::new(SlidingCounter { window }),
         Algorithm::FixedWindow => Arc::new(FixedWindow { window }),
         Algorithm::TokenBucket { rate } => Arc::new(TokenBucket { capacity: policy.quota().unwrap(), rate }),
-        Algorithm::CalendarPeriod { period, zone, anchor } => {
+        Algorithm::CalendarPeriod { period, zone, anchor, .. } => {
             Arc::new(CalendarPeriod::new(period, zone, anchor))
         }
         other => panic!("{other:?} has no reference model"),
@@ -69,7 +69,7 @@ pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
     let algorithm = match policy.algorithm() {
         // Neither zone nor anchor makes a difference.
         Algorithm::CalendarPeriod { period, .. } => {
-            Some(Algorithm::CalendarPeriod { period, zone: Zone::utc(), anchor: Anchor::default() })
+            Some(calendar_period::algorithm(period, Zone::utc(), Anchor::default()))
         }
         algorithm => policy.window().map(|_| algorithm),
     };
