@@ -26,7 +26,7 @@ use crate::head::Head;
 /// assert_eq!(by_user.extract(&(&request).into())?, Some(PartitionKey::new("user", "alice")));
 /// # Ok::<(), tower_sliding_window::key::KeyError>(())
 /// ```
-pub fn extension<T, F, V>(kind: &str, value: F) -> impl KeyExtractor + use<T, F, V>
+pub fn extension<T, F, V>(kind: &str, value: F) -> impl KeyExtractor + Clone + use<T, F, V>
 where
     T: Clone + Send + Sync + 'static,
     F: Fn(&T) -> V + Send + Sync + 'static,
@@ -38,5 +38,5 @@ where
         let value = head.extension::<T>().map(&value).filter(|value| !value.as_ref().is_empty());
         value.map(|value| PartitionKey::new(&kind, value))
     };
-    KeyClosure { key, missing }
+    KeyClosure::new(key, missing)
 }

@@ -115,19 +115,19 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// that sends a new header value with every request gets a new quota each time. Combine only keys that a client cannot
     /// invent, such as an [`extension`] that an earlier layer has verified. To limit an unverified header *and* the address,
     /// use [`RateLimitLayerBuilder::also`](crate::RateLimitLayerBuilder::also).
-    fn or<K: KeyExtractor>(self, other: K) -> impl KeyExtractor
+    fn or<K: KeyExtractor>(self, other: K) -> impl KeyExtractor + Clone
     where
         Self: Sized,
     {
-        Or(self, other)
+        Or(Arc::new((self, other)))
     }
 
     /// Uses both keys together: a user *at* an address. A request that lacks one of them has no key.
-    fn and<K: KeyExtractor>(self, other: K) -> impl KeyExtractor
+    fn and<K: KeyExtractor>(self, other: K) -> impl KeyExtractor + Clone
     where
         Self: Sized,
     {
-        And(self, other)
+        And(Arc::new((self, other)))
     }
 }
 
@@ -251,54 +251,85 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
 }
 
 /// One key, or else another.
-struct Or<A, B>(A, B);
+struct Or<A, B>(Arc<(A, B)>);
 
 /// Two keys together.
-struct And<A, B>(A, B);
+struct And<A, B>(Arc<(A, B)>);
+
+// The keys need not be `Clone`.
+impl<A, B> Clone for Or<A, B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<A, B> Clone for And<A, B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        match self.0.extract(head)? {
+        let (one, other) = &*self.0;
+        match one.extract(head)? {
             Some(key) => Ok(Some(key)),
-            None => self.1.extract(head),
+            None => other.extract(head),
         }
     }
 
     fn missing(&self, head: &Head<'_>) -> String {
-        let mut names = vec![self.0.missing(head), self.1.missing(head)];
+        let (one, other) = &*self.0;
+        let mut names = vec![one.missing(head), other.missing(head)];
         names.retain(|name| !name.is_empty());
         names.join(" or ")
     }
 
     fn is_peer_address(&self) -> bool {
-        self.0.is_peer_address() || self.1.is_peer_address()
+        let (one, other) = &*self.0;
+        one.is_peer_address() || other.is_peer_address()
     }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let Some(first) = self.0.extract(head)? else { return Ok(None) };
-        Ok(self.1.extract(head)?.map(|second| first.and(&second)))
+        let (one, other) = &*self.0;
+        let Some(first) = one.extract(head)? else { return Ok(None) };
+        Ok(other.extract(head)?.map(|second| first.and(&second)))
     }
 
     fn missing(&self, head: &Head<'_>) -> String {
-        match self.0.extract(head) {
-            Ok(None) => self.0.missing(head),
-            _ => self.1.missing(head),
+        let (one, other) = &*self.0;
+        match one.extract(head) {
+            Ok(None) => one.missing(head),
+            _ => other.missing(head),
         }
     }
 
     fn is_peer_address(&self) -> bool {
-        self.0.is_peer_address() || self.1.is_peer_address()
+        let (one, other) = &*self.0;
+        one.is_peer_address() || other.is_peer_address()
     }
 }
 
 /// A closure as a key extractor.
-#[derive(Clone)]
 struct KeyClosure<F> {
-    key: F,
+    key: Arc<F>,
     /// What a request without the key lacks.
     missing: String,
+}
+
+impl<F> KeyClosure<F> {
+    fn new(key: F, missing: impl Into<String>) -> Self {
+        Self { key: Arc::new(key), missing: missing.into() }
+    }
+}
+
+// The closure need not be `Clone`.
+impl<F> Clone for KeyClosure<F> {
+    fn clone(&self) -> Self {
+        Self { key: self.key.clone(), missing: self.missing.clone() }
+    }
 }
 
 #[diagnostic::do_not_recommend]
@@ -328,10 +359,10 @@ where
 /// });
 /// let by_access_and_address = access.and(peer_ip());
 /// ```
-pub fn from_fn<F, K>(key: F) -> impl KeyExtractor
+pub fn from_fn<F, K>(key: F) -> impl KeyExtractor + Clone
 where
     F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
     K: IntoKey,
 {
-    KeyClosure { key, missing: String::new() }
+    KeyClosure::new(key, "")
 }

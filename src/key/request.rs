@@ -20,7 +20,7 @@ use crate::head::Head;
 /// # Ok::<(), tower_sliding_window::key::KeyError>(())
 /// ```
 pub fn method() -> impl KeyExtractor + Clone {
-    KeyClosure { key: |head: &Head<'_>| PartitionKey::method(head.method), missing: String::new() }
+    KeyClosure::new(|head: &Head<'_>| PartitionKey::method(head.method), "")
 }
 
 /// Counts all requests together, under a key of this kind and value: a global limit.
@@ -41,7 +41,7 @@ pub fn method() -> impl KeyExtractor + Clone {
 /// In a Redis cluster, all of these requests reach one slot.
 pub fn constant<V: AsRef<[u8]>>(kind: &str, value: V) -> impl KeyExtractor + Clone + use<V> {
     let key = PartitionKey::new(kind, value);
-    KeyClosure { key: move |_: &Head<'_>| key.clone(), missing: String::new() }
+    KeyClosure::new(move |_: &Head<'_>| key.clone(), "")
 }
 
 /// Returns the name of a method in its key.

@@ -34,7 +34,7 @@ pub fn matched_route() -> impl KeyExtractor + Clone {
         let route = head.extensions.get::<axum::extract::MatchedPath>();
         route.map(|route| PartitionKey::matched_route(route.as_str()))
     };
-    super::KeyClosure { key, missing: "matched route".to_owned() }
+    super::KeyClosure::new(key, "matched route")
 }
 
 /// A parameter of the path as the key. Returned by [`path_param`].

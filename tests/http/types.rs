@@ -19,7 +19,7 @@ use tower_sliding_window::{
     backend::{BackendError, Check, Pair, Purpose, Reason, Refund},
     by,
     future::{LimiterFuture, ResponseFuture, Settlement},
-    key::{Header, KeyError, MissingKey, PeerIp},
+    key::{self, Header, KeyError, MissingKey, PeerIp},
     outage::{Breaker, DenyCacheConfig, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::{PolicySelector, Tier},
@@ -32,6 +32,26 @@ use super::{
     ALICE, MINUTE, SECOND, api_key, policy,
     probe::{Probe, now, request_of},
 };
+
+#[test]
+fn every_extractor_is_clone() {
+    fn is_clone(_: impl KeyExtractor + Clone) {}
+    struct NotClone;
+    let owned = NotClone;
+    let closure = move |_: &Head<'_>| {
+        let _ = &owned;
+        PartitionKey::new("user", "alice")
+    };
+    let own = key::from_fn(closure);
+    is_clone(own.clone());
+    is_clone(own.clone().or(peer_ip()));
+    is_clone(own.clone().and(own));
+    let owned = NotClone;
+    is_clone(tower_sliding_window::extension("user", move |user: &String| {
+        let _ = &owned;
+        user.clone()
+    }));
+}
 
 /// A job whose protocol is named.
 struct Job(&'static str);
