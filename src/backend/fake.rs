@@ -1,7 +1,7 @@
 //! A fake backend for unit tests.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     fmt,
     sync::{
         Arc,
@@ -11,18 +11,24 @@ use std::{
 };
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
+    backend::{
+        Backend, BackendError, Reason,
+        tokens::{TokenOutcome, TokenSettlement, TokenStore},
+    },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
     hold::Hold,
     lock::Lock,
+    now_or_later::NowOrLater,
 };
 
 /// A backend for unit tests. It counts nothing, returns scripted answers, and records every call.
 ///
 /// Clones share one script and one record: give one clone to the layer and keep another. The backend supports every operation
 /// and answers at once. A peek consumes a scripted answer, like any check. Settlements do not: they succeed unless
-/// [`failing_settlements`](Self::failing_settlements) or [`hanging_settlements`](Self::hanging_settlements) is set.
+/// [`failing_settlements`](Self::failing_settlements) or [`hanging_settlements`](Self::hanging_settlements) is set. A settled
+/// [token](crate::Reservation::into_token) is recorded as its refund, or as the check of its overage. It never expires, and only this backend
+/// and its clones know it, as with a memory.
 ///
 /// ```
 /// use std::time::Duration;
@@ -103,6 +109,8 @@ struct FakeScript {
     checks: Vec<RecordedCheck>,
     refunds: Vec<RecordedRefund>,
     resets: Vec<RecordedCheck>,
+    /// The charges of the tokens. `None` for a token that was settled.
+    tokens: HashMap<u64, Option<(Check, Vec<Receipt>)>>,
     /// The units in flight that admitted checks hold.
     held: Arc<AtomicU64>,
 }
@@ -138,8 +146,9 @@ impl FakeBackend {
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let held = Arc::default();
-        Self(Arc::new(Lock::new(FakeScript { number, answers, settlements, checks, refunds, resets, held })))
+        let (tokens, held) = Default::default();
+        let script = FakeScript { number, answers, settlements, checks, refunds, resets, tokens, held };
+        Self(Arc::new(Lock::new(script)))
     }
 
     /// Makes every settlement fail for this reason.
@@ -224,6 +233,23 @@ impl Backend for FakeBackend {
     }
 }
 
+impl TokenStore for FakeBackend {
+    fn add_token(&self, check: Check, receipts: Vec<Receipt>, _expires_at: u64) -> Result<u64, BackendError> {
+        // No two backends have the same one, and 0 is no token.
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        self.0.lock().tokens.insert(number, Some((check, receipts)));
+        Ok(number)
+    }
+
+    fn settle_token(&self, token: TokenSettlement) -> NowOrLater<Result<TokenOutcome, BackendError>> {
+        match self.0.lock().settle_token(&token) {
+            Some(outcome) => NowOrLater::now(outcome),
+            None => NowOrLater::Later(Box::pin(std::future::pending())),
+        }
+    }
+}
+
 impl RecordedCheck {
     fn new(check: &Check) -> Self {
         let (namespace, purpose) = (check.namespace().to_owned(), check.purpose());
@@ -289,6 +315,26 @@ impl FakeScript {
             FakeAnswer::Hang => None,
             _ => Some(Ok(0)),
         }
+    }
+
+    /// Returns the answer to the settlement of a token, or `None` if it hangs.
+    fn settle_token(&mut self, token: &TokenSettlement) -> Option<Result<TokenOutcome, BackendError>> {
+        let Some(charge) = self.tokens.get(&token.id) else { return Some(Ok(TokenOutcome::OtherMemory)) };
+        let Some((check, receipts)) = charge.clone() else { return Some(Ok(TokenOutcome::Already)) };
+        match self.settlements {
+            FakeAnswer::Unavailable(reason) => return Some(Err(BackendError::new(reason))),
+            FakeAnswer::Hang => return None,
+            _ => {}
+        }
+        let used: Vec<u32> = token.pairs.iter().map(|pair| pair.used).collect();
+        if let Some(overage) = check.overage(&used) {
+            self.checks.push(RecordedCheck::new(&overage));
+        }
+        if let Some(refund) = Refund::new(&check, &receipts, &used) {
+            let _ = self.refund(&refund);
+        }
+        self.tokens.insert(token.id, None);
+        Some(Ok(TokenOutcome::Settled(0)))
     }
 }
 

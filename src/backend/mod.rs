@@ -39,7 +39,8 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 /// then the pair has no status.
 ///
 /// Only [`check`](Self::check) is required. A backend that can change charges also implements
-/// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset).
+/// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset). Only the backends of this crate have
+/// [tokens](crate::Reservation::into_token). With any other backend, `into_token` returns [`Reason::Unsupported`].
 ///
 /// ```
 /// use std::time::Duration;

@@ -384,6 +384,10 @@ fn token_store(backend: &dyn Any) -> Option<Arc<dyn TokenStore>> {
     if let Some(backend) = backend.downcast_ref::<crate::backend::redis::RedisBackend>() {
         return Some(Arc::new(backend.clone()));
     }
+    #[cfg(feature = "test-util")]
+    if let Some(backend) = backend.downcast_ref::<crate::backend::fake::FakeBackend>() {
+        return Some(Arc::new(backend.clone()));
+    }
     Some(Arc::new(backend.downcast_ref::<MemoryBackend>()?.clone()))
 }
 

@@ -104,8 +104,8 @@ impl Reservation {
     /// - **Authentication.** With a [hash secret](crate::guide::deployment#hash-secret), a token that was changed is an error.
     ///   Without a secret, a checksum finds accidents only: any holder of a token can change what it refunds, so keep tokens from
     ///   clients.
-    /// - **Backends.** `RedisBackend` and [`MemoryBackend`](crate::MemoryBackend) have tokens. A token of a memory can only be settled
-    ///   in the process that has this memory; elsewhere, the error is [`TokenError::OtherMemory`].
+    /// - **Backends.** `RedisBackend` and [`MemoryBackend`](crate::MemoryBackend) have tokens, and so has `testing::FakeBackend`. A token of
+    ///   a memory can only be settled in the process that has this memory; elsewhere, the error is [`TokenError::OtherMemory`].
     /// - **Without a charge in the store**, such as after an outage, a token has nothing to settle. A charge of the local fallback stands.
     /// - **[Leased units](crate::Policy::leased)** are settled at the place of their lease.
     ///

@@ -8,7 +8,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
     Limiter, PartitionKey, RateLimitLayer, Rejection, Wait,
     backend::{Purpose, Reason},
-    settle::Settled,
+    settle::{Settled, TokenError},
     testing::{
         FakeAnswer::{Admit, Deny, Hang, Unavailable},
         FakeBackend,
@@ -283,6 +283,47 @@ fn failing_settlements_lose_refund_and_overage() {
     }
     assert_eq!((backend.refunds().len(), backend.checks().len(), limiter.lost_settlements()), (1, 3, 2));
     assert!(now(limiter.check(alice())).unwrap().is_admitted());
+}
+
+#[test]
+fn fake_backend_settles_each_token_once() {
+    let backend = FakeBackend::admitting();
+    let of_layer = limiter(&backend);
+    let token = |cost| now(of_layer.reserve((alice(), cost))).unwrap().into_token().unwrap();
+    let (less, more) = (token(5), token(5));
+    // The worker has a limiter of its own.
+    let worker = limiter(&backend);
+    assert!(matches!(now(worker.settle_token(&less, 2)), Ok(Settled::Done { at_micros: 0, .. })));
+    assert!(matches!(now(worker.settle_token(&less, 2)), Ok(Settled::Already)));
+    assert!(matches!(now(worker.settle_token(&more, 9)), Ok(Settled::Done { .. })));
+    let [refund] = &backend.refunds()[..] else { panic!("one refund") };
+    assert_eq!(refund.pairs.iter().map(|pair| pair.units).collect::<Vec<_>>(), [3, 3]);
+    let [_, _, overage] = &backend.checks()[..] else { panic!("two reservations and one overage") };
+    let costs: Vec<u32> = overage.pairs.iter().map(|pair| pair.cost).collect();
+    assert_eq!((overage.purpose, costs), (Purpose::Overage, vec![4, 4]));
+
+    let unknown = now(limiter(&FakeBackend::admitting()).settle_token(&less, 2));
+    assert!(matches!(unknown, Err(TokenError::OtherMemory)), "{unknown:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_whose_settlement_fails_is_not_settled() {
+    let backend = FakeBackend::admitting();
+    let limiter = limiter(&backend);
+    let token = now(limiter.reserve((alice(), 5))).unwrap().into_token().unwrap();
+    let backend = backend.failing_settlements(Reason::ReadOnly);
+    // A retry is no second settlement.
+    for _ in 0..2 {
+        let error = now(limiter.settle_token(&token, 2)).unwrap_err();
+        assert!(
+            matches!(&error, TokenError::Backend(error) if error.reason() == Reason::ReadOnly),
+            "{error:?}"
+        );
+    }
+    let backend = backend.hanging_settlements();
+    let error = limiter.settle_token(&token, 2).await.unwrap_err();
+    assert!(matches!(&error, TokenError::Backend(error) if error.reason() == Reason::Timeout), "{error:?}");
+    assert_eq!((backend.refunds().len(), backend.checks().len()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

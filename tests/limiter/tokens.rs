@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Costs, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
-    backend::Reason,
+    Costs, Decision, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
+    backend::{Backend, BackendError, Check, Reason},
     outage::Share,
     policy::Rate,
     settle::{Settled, TokenError, Unsettled},
@@ -129,7 +129,20 @@ fn shadow_pair_without_charge_is_not_settled() {
 
 #[test]
 fn other_backend_has_no_tokens() {
-    let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("pages", 100)).build().unwrap();
+    struct Wrapped(FakeBackend);
+    impl Backend for Wrapped {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            self.0.check(check).await
+        }
+        fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+            self.0.check_now(check)
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+    }
+    let limiter = Limiter::builder(Wrapped(FakeBackend::admitting()));
+    let limiter = limiter.policy(policy("pages", 100)).build().unwrap();
     let unsupported = |error: TokenError| matches!(error, TokenError::Backend(error) if error.reason() == Reason::Unsupported);
     assert!(unsupported(token(&limiter, 1).unwrap_err()));
     assert!(unsupported(now(limiter.settle_token("token", 1)).unwrap_err()));
