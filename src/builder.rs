@@ -75,18 +75,6 @@ pub enum Source {
     Shared(Limiter, Option<&'static str>),
 }
 
-/// Adds settings of the limiter to the builder of a layer.
-macro_rules! limiter_settings {
-    ($($(#[$doc:meta])+ $name:ident($value:ident: $type:ty);)+) => {
-        impl RateLimitLayerBuilder {
-            $($(#[$doc])+
-            pub fn $name(self, $value: $type) -> Self {
-                self.limiter(stringify!($name), |limiter| limiter.$name($value))
-            })+
-        }
-    };
-}
-
 impl RateLimitLayer {
     /// Returns a builder for a layer over a [`Backend`], or over a [`Limiter`] that several layers may share.
     ///
@@ -702,28 +690,58 @@ impl RateLimitLayerBuilder {
     }
 }
 
-limiter_settings! {
+/// The settings of the limiter.
+impl RateLimitLayerBuilder {
     /// Sets the namespace, which separates two applications on one store; see [`LimiterBuilder::namespace`].
-    namespace(namespace: impl Into<String>);
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        self.limiter("namespace", |limiter| limiter.namespace(namespace))
+    }
+
     /// Makes the name of a region a part of every key; see [`LimiterBuilder::region`].
-    region(region: impl Into<String>);
+    pub fn region(self, region: impl Into<String>) -> Self {
+        self.limiter("region", |limiter| limiter.region(region))
+    }
+
     /// Sets the deadline of a check; see [`LimiterBuilder::deadline`].
-    deadline(deadline: Duration);
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.limiter("deadline", |limiter| limiter.deadline(deadline))
+    }
+
     /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
-    breaker(breaker: impl Into<Option<Breaker>>);
+    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
+        self.limiter("breaker", |limiter| limiter.breaker(breaker))
+    }
+
     /// Sets how many checks may be in flight; see [`LimiterBuilder::max_checks_in_flight`].
-    max_checks_in_flight(checks: usize);
+    pub fn max_checks_in_flight(self, checks: usize) -> Self {
+        self.limiter("max_checks_in_flight", |limiter| limiter.max_checks_in_flight(checks))
+    }
+
     /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
-    near_limit(fraction: f64);
+    pub fn near_limit(self, fraction: f64) -> Self {
+        self.limiter("near_limit", |limiter| limiter.near_limit(fraction))
+    }
+
     /// Adds pseudonyms of partition keys to the events of denials, under a secret of at least 32 random bytes; see
     /// [`LimiterBuilder::pseudonyms`].
-    pseudonyms(secret: impl AsRef<[u8]>);
+    pub fn pseudonyms(self, secret: impl AsRef<[u8]>) -> Self {
+        self.limiter("pseudonyms", |limiter| limiter.pseudonyms(secret))
+    }
+
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
-    deny_cache(cache: impl Into<Option<DenyCacheConfig>>);
+    pub fn deny_cache(self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
+        self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))
+    }
+
     /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].
-    local_memory(memory: MemoryBackend);
+    pub fn local_memory(self, memory: MemoryBackend) -> Self {
+        self.limiter("local_memory", |limiter| limiter.local_memory(memory))
+    }
+
     /// Sets the bound of the settlement queue; see [`LimiterBuilder::settlement_queue`].
-    settlement_queue(settlements: usize);
+    pub fn settlement_queue(self, settlements: usize) -> Self {
+        self.limiter("settlement_queue", |limiter| limiter.settlement_queue(settlements))
+    }
 }
 
 /// Returns a closure that is true if one of two closures is.
