@@ -23,7 +23,7 @@ pub(crate) use learner::Learner;
 /// learning.max_wait = Duration::from_secs(300);
 /// learning.backs_off = false;
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Learning {
     /// Whether a denial that states a wait blocks the [gates](crate::Policy::gate) of its request until then.
@@ -41,7 +41,7 @@ impl Learning {
     /// The default of [`max_wait`](Self::max_wait): 1 h.
     pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(3_600);
 
-    pub(crate) fn validate(self) -> Result<(), ConfigError> {
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         let waits = Duration::from_millis(10)..=MAX_WINDOW;
         ConfigError::check_range("learn: max_wait", self.max_wait, waits, "10 ms to 366 days")
     }

@@ -370,7 +370,7 @@ impl LimiterBuilder {
         let fractions = f64::MIN_POSITIVE..=1.0;
         ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
         self.deny_cache.map_or(Ok(()), DenyCacheConfig::validate)?;
-        self.learning.map_or(Ok(()), Learning::validate)?;
+        self.learning.as_ref().map_or(Ok(()), Learning::validate)?;
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }

@@ -440,10 +440,10 @@ async fn larger_remaining_quota_asks_no_store() {
 
 #[tokio::test]
 async fn each_switch_disables_its_behaviour() {
-    let all = [learning(); 4];
+    let all = [(); 4].map(|()| learning());
     for (off, mut settings) in all.into_iter().enumerate() {
         (settings.obeys_waits, settings.obeys_quotas, settings.backs_off) = (off != 0, off != 1, off != 2);
-        let limits = || limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], settings);
+        let limits = || limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], settings.clone());
         let waits = learn(&limits(), &Stated::default().denied(SECOND)).await.blocked_for;
         assert_eq!(waits, (off != 0).then_some(SECOND));
         let charged = learn(&limits(), &Stated::new([StatedQuota::new(9)])).await.charged;
@@ -456,7 +456,7 @@ async fn each_switch_disables_its_behaviour() {
 #[tokio::test]
 async fn wait_of_answer_is_bounded() {
     let mut settings = learning();
-    let limits = limiter(MemoryBackend::new(), &[], settings);
+    let limits = limiter(MemoryBackend::new(), &[], settings.clone());
     for stated in [Duration::MAX, Duration::from_secs(1 << 40)] {
         assert_eq!(
             learn(&limits, &Stated::default().denied(stated)).await.blocked_for,

@@ -216,6 +216,25 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
+#[test]
+fn servers_print_no_url() {
+    let url = |host: &str| format!("redis://user:pa55word@{host}:6379");
+    let servers = [
+        RedisServers::single(url("primary")),
+        RedisServers::sentinel(url("primary"), [url("one"), url("two")]),
+        RedisServers::cluster([url("one"), url("two"), url("three")]),
+    ];
+    let texts = servers.map(|servers| format!("{servers:?}"));
+    assert_eq!(
+        texts,
+        [
+            "RedisServers { single: 1, .. }",
+            "RedisServers { sentinels: 2, .. }",
+            "RedisServers { nodes: 3, .. }"
+        ]
+    );
+}
+
 /// No `Debug` output, error or log event contains the partition key, the secret or the password.
 #[tokio::test]
 async fn output_reveals_no_key_secret_or_password() {

@@ -1,6 +1,6 @@
 //! The servers that a backend connects to: one server, the primary behind Sentinels, a cluster, or the caller's own.
 
-use std::{future::Future, io, sync::Arc};
+use std::{fmt, future::Future, io, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -36,6 +36,19 @@ enum Servers {
     Cluster(Vec<String>),
     /// The caller's streams or connection.
     Own(Result<Topology, ConfigError>),
+}
+
+/// Contains no URL, because it may contain a password.
+impl fmt::Debug for RedisServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, count) = match &self.0 {
+            Servers::Single(_) => ("single", 1),
+            Servers::Sentinel { sentinels, .. } => ("sentinels", sentinels.len()),
+            Servers::Cluster(nodes) => ("nodes", nodes.len()),
+            Servers::Own(_) => ("own", 1),
+        };
+        f.debug_struct("RedisServers").field(name, &count).finish_non_exhaustive()
+    }
 }
 
 impl RedisServers {
