@@ -488,7 +488,7 @@ pub const SHARE_BUGS: &[Bug] = &[Bug {
     rule: "SharesStayWithinQuota",
     changes: &[(
         "policy/mod.rs",
-        "let algorithm = algorithm.reduced(settings.quota, quota);",
-        "let algorithm = if PLANTED { *algorithm } else { algorithm.reduced(settings.quota, quota) };",
+        "Algorithm::TokenBucket { rate } => {",
+        "Algorithm::TokenBucket { rate } if !PLANTED => {",
     )],
 }];
