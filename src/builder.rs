@@ -17,7 +17,7 @@ use crate::{
     limit::{CostRules, IntoLimit, Limit, limit},
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
-    policy::{IntoTier, Policy, PolicySelector, distinct},
+    policy::{IntoTier, Policy, PolicySelector, TableUse, check_held, distinct},
     protocol::{HeadFn, Http, HttpOptions, Peers, Tables},
     settle::Unsettled,
 };
@@ -559,7 +559,7 @@ impl RateLimitLayerBuilder {
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
-    /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
+    /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that neither the layer nor a tier of its tables has
     /// - [`ConfigError::InvalidTier`] if a tier of a [policy table](crate::PolicyTable#changes-that-do-not-suit-a-layer) does not suit
     ///   the policies
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
@@ -627,7 +627,7 @@ impl RateLimitLayerBuilder {
         if self.options.settle.is_some() && !limiter.can_settle() {
             return Err(ConfigError::CannotSettle);
         }
-        limiter.check_held(first.iter().chain(self.further_policies()))
+        check_held(first.iter().chain(self.further_policies()), limiter.holds_units())
     }
 
     /// Compares the constant costs with the policies. A plan has no constant costs, and may choose any policies.
@@ -652,8 +652,18 @@ impl RateLimitLayerBuilder {
     fn tables(&self, limiter: &Limiter) -> Result<Option<Tables>, ConfigError> {
         let limits: Vec<&Limit> = self.limits().collect();
         let own = limiter.policies().iter().chain(self.first.own_policies());
-        let fixed: Vec<Policy> = own.chain(self.further_policies()).cloned().collect();
-        Tables::new(limiter, &limits, &fixed, self.clamps(limiter))
+        let has_only_tables =
+            self.options.plan.is_none() && self.limits().all(Limit::chooses_only_from_tables);
+        let of_layer = TableUse {
+            fixed: own.chain(self.further_policies()).cloned().collect(),
+            limits: Vec::new(),
+            named: self.limits().filter(|_| has_only_tables).flat_map(Limit::constant_costs).collect(),
+            clamps: self.clamps(limiter),
+            settles: self.options.settle.is_some(),
+            holds_units: limiter.holds_units(),
+            keeps_bodies: false,
+        };
+        Tables::new(limiter, &limits, &of_layer)
     }
 
     /// Returns whether a constant cost may be above a quota: the layer settles, and clamps its estimates.

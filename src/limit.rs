@@ -9,7 +9,7 @@ use crate::{
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
     policy::{
-        self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs, cost_of,
+        self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs, check_estimates,
     },
 };
 
@@ -127,6 +127,11 @@ impl Limit {
         !self.selectors.is_empty()
     }
 
+    /// Returns whether each selector of this limit chooses from a table.
+    pub(crate) fn chooses_only_from_tables(&self) -> bool {
+        self.selectors.iter().all(|selector| selector.table().is_some())
+    }
+
     /// Returns the tables from which this limit chooses policies.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &PolicyTable> {
         self.selectors.iter().filter_map(|selector| selector.table())
@@ -153,7 +158,7 @@ impl Limit {
             }
             // Some routes may be free.
             if checked.is_ok() && rules.settles && requests.is_empty() {
-                checked = check_estimates(costs, policies);
+                checked = check_estimates_of_limit(costs, policies);
             }
         });
         checked
@@ -229,10 +234,11 @@ impl CostRules<'_> {
 }
 
 /// Returns an error if the estimate of all requests is 0 for a policy, or for all policies that may be chosen.
-fn check_estimates(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
-    let free = policies.iter().find(|policy| cost_of(policy, costs) == 0).map(Policy::name);
-    let free = free.or_else(|| (policies.is_empty() && *costs == Costs::from(0)).then_some(""));
-    free.map_or(Ok(()), |policy| Err(ConfigError::ZeroEstimate { policy: policy.to_owned() }))
+fn check_estimates_of_limit(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
+    if policies.is_empty() && *costs == Costs::from(0) {
+        return Err(ConfigError::ZeroEstimate { policy: String::new() });
+    }
+    check_estimates(costs, policies)
 }
 
 impl fmt::Debug for Limit {

@@ -226,7 +226,7 @@ pub enum ConfigError {
         max: u32,
     },
 
-    /// A constant cost names a policy that the layer does not have.
+    /// A constant cost names a policy that neither the layer nor a tier of its tables has.
     #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", by_requests(.requests))]
     #[non_exhaustive]
     CostWithoutPolicy {

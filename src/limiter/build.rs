@@ -4,7 +4,7 @@ use std::{any::Any, fmt, sync::Arc, time::Duration};
 
 use super::{
     draft::Reserve,
-    inner::{Limiter, LimiterInner, LimiterSettings, check_held},
+    inner::{Limiter, LimiterInner, LimiterSettings},
     waiters::Waiters,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
     per_thread::PerThread,
-    policy::{Policy, distinct},
+    policy::{Policy, check_held, distinct},
     settle::{SettlementQueue, Unsettled},
 };
 

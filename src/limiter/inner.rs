@@ -7,7 +7,6 @@ use crate::{
     backend::{DynBackend, MemoryBackend},
     check::Namespace,
     deny_cache::DenyCache,
-    error::ConfigError,
     guard::Guard,
     key::PartitionKey,
     learn::Learner,
@@ -84,12 +83,9 @@ impl Limiter {
         self.0.backend.changes_charges()
     }
 
-    /// Returns an error about the first policy in flight, if the backend cannot hold units.
-    pub(crate) fn check_held<'a>(
-        &self,
-        policies: impl IntoIterator<Item = &'a Policy>,
-    ) -> Result<(), ConfigError> {
-        check_held(policies, self.0.holds_units)
+    /// Returns whether the backend holds the units of policies in flight.
+    pub(crate) fn holds_units(&self) -> bool {
+        self.0.holds_units
     }
 
     /// Returns whether estimates above a quota are clamped.
@@ -115,16 +111,5 @@ impl Limiter {
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0.settings, f)
-    }
-}
-
-/// Returns an error about the first policy in flight, if the backend cannot hold units.
-pub(super) fn check_held<'a>(
-    policies: impl IntoIterator<Item = &'a Policy>,
-    holds_units: bool,
-) -> Result<(), ConfigError> {
-    match policies.into_iter().find(|policy| !holds_units && policy.properties().is_held) {
-        Some(policy) => Err(ConfigError::CannotHold { policy: policy.name().to_owned() }),
-        None => Ok(()),
     }
 }

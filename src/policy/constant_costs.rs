@@ -27,3 +27,11 @@ pub(crate) fn check_constant_costs(
     }
     Ok(())
 }
+
+/// Returns an error if the estimate of all requests is 0 for one of these policies.
+pub(crate) fn check_estimates(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
+    match policies.iter().find(|policy| cost_of(policy, costs) == 0) {
+        Some(policy) => Err(ConfigError::ZeroEstimate { policy: policy.name().to_owned() }),
+        None => Ok(()),
+    }
+}

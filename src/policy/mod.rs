@@ -34,7 +34,7 @@ mod table_use;
 mod tier;
 mod types;
 
-pub(crate) use constant_costs::check_constant_costs;
+pub(crate) use constant_costs::{check_constant_costs, check_estimates};
 pub(crate) use gate::BLOCK_UNIT;
 pub use lease::Lease;
 pub use policies::Policies;
@@ -48,7 +48,7 @@ pub use rate::Rate;
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
-pub(crate) use table_use::{TableUse, check_kept_bodies};
+pub(crate) use table_use::{TableUse, check_held, check_kept_bodies};
 pub(crate) use tier::IntoTier;
 pub use tier::Tier;
 pub(crate) use token_bucket::MAX_PARTS;

@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use super::{IntoTier, TableUse, Tier};
-use crate::error::ConfigError;
+use super::{IntoTier, Policies, Policy, TableUse, Tier};
+use crate::{error::ConfigError, lock::Lock};
 
 /// Policies by the name of a tier, a tenant or a route, which may change while the service runs.
 ///
@@ -68,11 +68,19 @@ use crate::error::ConfigError;
 /// | a tier | the result |
 /// | --- | --- |
 /// | repeats the name of a policy that the layer has for every request, or has more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together with them | an error, also when the layer is built |
+/// | has a policy [in flight](crate::Policy::in_flight), and the backend holds no units, or the layer [keeps the type of a body](crate::RateLimitLayer::same_body) | an error, also when the layer is built |
+/// | has a policy for which the constant cost of all requests is 0, and the layer [settles](crate::guide::settling) | an error, also when the layer is built |
+/// | had the last policy that a constant cost [names](crate::Costs), in all tables of the layer | an error, without the name of a tier. When the layer is built, a name that no tier has is an error, too |
 /// | has a quota below the constant cost of all requests | an error. When the layer is built, there is no error, and the first such request causes a warning |
 /// | has a quota and a constant cost that allow more charges than a [sliding log](crate::Algorithm::SlidingLog) holds | one warning, with the next request |
 ///
-/// If several limits or layers choose from the table, the tier may have any cost that suits one of them. Costs from a closure, two tables of
-/// one layer, and tables that are read with [`pick`](Self::pick) are not compared.
+/// If several limits or layers choose from the table, the tier may have any cost that suits one of them. A tier may lack a policy that
+/// another tier has: its cost then has no effect. While no tier of any table of a layer has a policy, the names of costs are not compared,
+/// because the tiers may follow. After that, [`set`](Self::set) may add a tier before the one with the name.
+///
+/// Not compared are costs from a closure, two tables of one layer, two tiers that several selectors of a layer may choose from one table,
+/// and tables that are read with [`pick`](Self::pick). If a limit of the layer has another selector than a table, the names of costs are not
+/// compared.
 #[derive(Clone)]
 pub struct PolicyTable(Arc<Shared>);
 
@@ -87,10 +95,28 @@ struct Shared {
 struct State {
     entries: Arc<TierEntries>,
     /// The layers that use this table.
-    uses: Vec<Weak<TableUse>>,
+    uses: Vec<Use>,
     /// A problem of the last change that a layer must log.
     problem: Option<ConfigError>,
 }
+
+/// The use of a table by a layer that exists as long as its requirements do.
+#[derive(Clone)]
+struct Use {
+    of_layer: Weak<TableUse>,
+    /// The other tables of the layer.
+    others: Vec<Weak<Shared>>,
+}
+
+/// What a layer that exists requires of a table, and the other tables of the layer.
+struct LiveUse {
+    of_layer: Arc<TableUse>,
+    others: Vec<Arc<Shared>>,
+}
+
+/// Is held by each change of a table that layers use. A change reads the other tables of a layer while it has locked its own: without this
+/// lock, two changes could wait for each other.
+static CHANGES: Lock<()> = Lock::new(());
 
 mod unlisted {
     /// No request has had such a name.
@@ -120,7 +146,7 @@ impl TierEntries {
     }
 
     /// Compares all tiers with what some layers require. Returns a problem that does not prevent a tier, if there is one.
-    fn check(&self, uses: &[Arc<TableUse>]) -> Result<Option<ConfigError>, ConfigError> {
+    fn check(&self, uses: &[LiveUse]) -> Result<Option<ConfigError>, ConfigError> {
         let mut problem = None;
         for (name, tier) in self.tiers() {
             problem = check(uses, name, tier)?.or(problem);
@@ -133,19 +159,36 @@ fn invalid(name: Option<&str>, error: ConfigError) -> ConfigError {
     ConfigError::InvalidTier { name: name.map(str::to_owned), error: Box::new(error) }
 }
 
+/// Compares the names of the constant costs of some layers with the policies of these tiers, and of the other tables of each layer. Only the
+/// names that `is_compared` selects are compared.
+fn check_names<'a, I: Iterator<Item = &'a Tier>>(
+    uses: &[LiveUse],
+    is_compared: impl Fn(&str) -> bool,
+    tiers: impl Fn() -> I,
+) -> Result<(), ConfigError> {
+    for LiveUse { of_layer, others } in uses.iter().filter(|of_layer| of_layer.of_layer.names_policies()) {
+        let others: Vec<_> = others.iter().map(|other| other.entries()).collect();
+        let policies = || {
+            let of_others = others.iter().flat_map(|other| other.tiers()).map(|(_, tier)| tier);
+            // Returns shorter references, so that both have one type.
+            let own = tiers().map(|tier| -> &Tier { tier });
+            own.chain(of_others).filter_map(Tier::policies).flat_map(Policies::as_slice)
+        };
+        of_layer.check_names(&is_compared, policies)?;
+    }
+    Ok(())
+}
+
 /// Compares a tier with what some layers require. `None` is the default tier. Returns a problem that does not prevent the tier, if there
 /// is one.
-fn check(
-    uses: &[Arc<TableUse>],
-    name: Option<&str>,
-    tier: &Tier,
-) -> Result<Option<ConfigError>, ConfigError> {
+fn check(uses: &[LiveUse], name: Option<&str>, tier: &Tier) -> Result<Option<ConfigError>, ConfigError> {
     let Some(policies) = tier.policies() else { return Ok(None) };
     let invalid = |error| invalid(name, error);
-    uses.iter().try_for_each(|of_layer| of_layer.check_policies(policies)).map_err(invalid)?;
+    let uses = || uses.iter().map(|LiveUse { of_layer, .. }| of_layer);
+    uses().try_for_each(|of_layer| of_layer.check_policies(policies)).map_err(invalid)?;
     // One table may serve limits with different costs, each of which chooses its own tiers.
     let (mut full, mut impossible) = (None, None);
-    for checked in uses.iter().flat_map(|of_layer| of_layer.check_costs(policies)) {
+    for checked in uses().flat_map(|of_layer| of_layer.check_costs(policies)) {
         match checked {
             Ok(()) => return Ok(None),
             Err(error @ ConfigError::TooManyCharges { .. }) => full = Some(error),
@@ -212,25 +255,34 @@ impl PolicyTable {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidTier`] if the tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
-    /// Then the previous tier stays in force.
+    /// Returns [`ConfigError::InvalidTier`] if the tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table,
+    /// and [`ConfigError::CostWithoutPolicy`] if the previous tier had the last policy that a constant cost names. Then the previous tier
+    /// stays in force.
     pub fn set(&self, name: impl Into<String>, tier: impl IntoTier) -> Result<Option<Tier>, ConfigError> {
         let (name, tier) = (name.into(), tier.into());
+        let _change = CHANGES.lock();
         let mut state = self.write();
-        let problem = check(&state.live_uses(), Some(&name), &tier)?;
+        let problem = state.check(Some(&name), Some(&tier))?;
         state.forget_problem(Some(&name));
         self.note(&mut state, problem);
         Ok(Arc::make_mut(&mut state.entries).named.insert(name, tier))
     }
 
     /// Removes a name, which has the default tier from then on, and returns its previous tier.
-    pub fn remove(&self, name: &str) -> Option<Tier> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::CostWithoutPolicy`] if the tier has the last policy that a constant cost of a layer names: see
+    /// [Changes that do not suit a layer](Self#changes-that-do-not-suit-a-layer). Then the tier stays in force.
+    pub fn remove(&self, name: &str) -> Result<Option<Tier>, ConfigError> {
+        let _change = CHANGES.lock();
         let mut state = self.write();
+        state.check(Some(name), None)?;
         state.forget_problem(Some(name));
         let previous = Arc::make_mut(&mut state.entries).named.remove(name);
         drop(state);
         self.expect_warning();
-        previous
+        Ok(previous)
     }
 
     /// Sets the default policies, or [`Tier::Unlimited`].
@@ -240,8 +292,9 @@ impl PolicyTable {
     /// Returns the error of [`set`](Self::set). Then the previous default stays in force.
     pub fn set_default(&self, tier: impl IntoTier) -> Result<(), ConfigError> {
         let tier = tier.into();
+        let _change = CHANGES.lock();
         let mut state = self.write();
-        let problem = check(&state.live_uses(), None, &tier)?;
+        let problem = state.check(None, Some(&tier))?;
         state.forget_problem(None);
         self.note(&mut state, problem);
         Arc::make_mut(&mut state.entries).default = tier;
@@ -269,12 +322,15 @@ impl PolicyTable {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidTier`] if a tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
-    /// Then nothing is replaced.
+    /// Returns [`ConfigError::InvalidTier`] if a tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table,
+    /// and [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that no tier has. Then nothing is replaced.
     pub fn replace(&self, with: Self) -> Result<Self, ConfigError> {
         let entries = with.entries();
+        let _change = CHANGES.lock();
         let mut state = self.write();
-        let problem = entries.check(&state.live_uses())?;
+        let uses = state.live_uses();
+        check_names(&uses, |_| true, || entries.tiers().map(|(_, tier)| tier))?;
+        let problem = entries.check(&uses)?;
         // The problem of an earlier change is that of a tier that is no longer in force.
         state.problem = None;
         self.note(&mut state, problem);
@@ -284,16 +340,25 @@ impl PolicyTable {
         Ok(Self::from_entries(previous))
     }
 
-    /// Compares the tiers of this table, and those of later changes, with what a layer requires, as long as the layer exists.
-    pub(crate) fn use_by(&self, of_layer: &Arc<TableUse>) -> Result<(), ConfigError> {
+    /// Compares the tiers of this table, and those of later changes, with what a layer requires, as long as the layer exists. `others` are
+    /// the other tables of the layer.
+    pub(crate) fn use_by<'a>(
+        &self,
+        of_layer: &Arc<TableUse>,
+        others: impl Iterator<Item = &'a Self>,
+    ) -> Result<(), ConfigError> {
+        let _change = CHANGES.lock();
         let mut state = self.write();
-        let tiers = state.entries.tiers();
-        for (name, tier) in tiers {
+        let others = others.map(|other| Arc::downgrade(&other.0)).collect();
+        let new = Use { of_layer: Arc::downgrade(of_layer), others };
+        let tiers = || state.entries.tiers();
+        for (name, tier) in tiers() {
             let Some(policies) = tier.policies() else { continue };
             of_layer.check_policies(policies).map_err(|error| invalid(name, error))?;
         }
-        state.uses.retain(|of_layer| of_layer.strong_count() > 0);
-        state.uses.push(Arc::downgrade(of_layer));
+        check_names(new.live().as_slice(), |_| true, || tiers().map(|(_, tier)| tier))?;
+        state.uses.retain(|of_layer| of_layer.of_layer.strong_count() > 0);
+        state.uses.push(new);
         // A cost that does not suit is no error yet: a later layer may choose this tier.
         let problem = state.entries.check(&state.live_uses()).unwrap_or(None);
         self.note(&mut state, problem);
@@ -361,7 +426,7 @@ impl PolicyTable {
 
     // No code that holds the lock can panic or wait.
     pub(super) fn entries(&self) -> Arc<TierEntries> {
-        self.0.state.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
+        self.0.entries()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
@@ -369,7 +434,39 @@ impl PolicyTable {
     }
 }
 
+impl Shared {
+    fn entries(&self) -> Arc<TierEntries> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
+    }
+}
+
+impl Use {
+    /// Returns the use if its layer exists.
+    fn live(&self) -> Option<LiveUse> {
+        let others = self.others.iter().filter_map(Weak::upgrade).collect();
+        Some(LiveUse { of_layer: self.of_layer.upgrade()?, others })
+    }
+}
+
 impl State {
+    /// Compares the change of one tier with the layers that use the table. `None` removes the tier. Returns a problem that does not
+    /// prevent the change, if there is one.
+    fn check(&self, name: Option<&str>, tier: Option<&Tier>) -> Result<Option<ConfigError>, ConfigError> {
+        let uses = self.live_uses();
+        let has = |tier: Option<&Tier>, policy: &str| {
+            let mut policies = tier.and_then(Tier::policies).into_iter().flat_map(Policies::as_slice);
+            policies.any(|of_tier: &Policy| of_tier.name() == policy)
+        };
+        let tiers = || self.entries.tiers();
+        let previous = name.map_or(Some(&self.entries.default), |name| self.entries.named.get(name));
+        // The change of one tier causes no error about a name that was missing before.
+        let loses = |policy: &str| has(previous, policy) && !has(tier, policy);
+        check_names(&uses, loses, || {
+            tiers().filter(|(of, _)| *of != name).map(|(_, tier)| tier).chain(tier)
+        })?;
+        tier.map_or(Ok(None), |tier| check(&uses, name, tier))
+    }
+
     /// Removes the problem of a tier that is about to change. `None` is the default tier.
     fn forget_problem(&mut self, name: Option<&str>) {
         self.problem.take_if(
@@ -377,8 +474,8 @@ impl State {
         );
     }
 
-    fn live_uses(&self) -> Vec<Arc<TableUse>> {
-        self.uses.iter().filter_map(Weak::upgrade).collect()
+    fn live_uses(&self) -> Vec<LiveUse> {
+        self.uses.iter().filter_map(Use::live).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     error::ConfigError,
     limit::Limit,
     limiter::Limiter,
-    policy::{Policy, PolicyTable, TableUse},
+    policy::{PolicyTable, TableUse},
 };
 
 /// The tables from which the limits of a layer choose.
@@ -17,16 +17,17 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Returns the tables of these limits, or `None` if there are none. `fixed` are the policies of the layer for every request.
+    /// Returns the tables of these limits, or `None` if there are none. `of_layer` is what the layer requires of each table, without the
+    /// costs of the limits that choose from it.
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidTier`] if a tier does not suit the layer.
+    /// Returns [`ConfigError::InvalidTier`] if a tier does not suit the layer, and [`ConfigError::CostWithoutPolicy`] if a constant cost
+    /// names a policy that no tier has.
     pub(crate) fn new(
         limiter: &Limiter,
         limits: &[&Limit],
-        fixed: &[Policy],
-        clamps: bool,
+        of_layer: &TableUse,
     ) -> Result<Option<Self>, ConfigError> {
         let mut tables: Vec<(PolicyTable, Arc<TableUse>)> = Vec::new();
         for table in limits.iter().flat_map(|limit| limit.tables()) {
@@ -36,11 +37,11 @@ impl Tables {
             let choosing =
                 limits.iter().filter(|limit| limit.tables().any(|of_limit| of_limit.is_same(table)));
             let limits = choosing.map(|limit| limit.constant_costs()).collect();
-            let of_layer = Arc::new(TableUse { fixed: fixed.to_vec(), limits, clamps, keeps_bodies: false });
-            table.use_by(&of_layer)?;
-            tables.push((table.clone(), of_layer));
+            tables.push((table.clone(), Arc::new(TableUse { limits, ..of_layer.clone() })));
         }
-        Ok((!tables.is_empty()).then(|| Self { limiter: limiter.clone(), tables }))
+        let tables = Self { limiter: limiter.clone(), tables };
+        tables.announce()?;
+        Ok((!tables.tables.is_empty()).then_some(tables))
     }
 
     /// Returns the same tables for a layer that keeps the types of bodies.
@@ -50,10 +51,19 @@ impl Tables {
     /// Returns [`ConfigError::InvalidTier`] if a tier has a policy in flight.
     pub(crate) fn keeping_bodies(&self) -> Result<Self, ConfigError> {
         let tables = self.tables.iter().map(|(table, of_layer)| {
-            let of_layer = Arc::new(TableUse { keeps_bodies: true, ..TableUse::clone(of_layer) });
-            table.use_by(&of_layer).map(|()| (table.clone(), of_layer))
+            (table.clone(), Arc::new(TableUse { keeps_bodies: true, ..TableUse::clone(of_layer) }))
         });
-        Ok(Self { limiter: self.limiter.clone(), tables: tables.collect::<Result<_, _>>()? })
+        let tables = Self { limiter: self.limiter.clone(), tables: tables.collect() };
+        tables.announce()?;
+        Ok(tables)
+    }
+
+    /// Tells each table what the layer requires, as long as the layer exists.
+    fn announce(&self) -> Result<(), ConfigError> {
+        self.tables.iter().try_for_each(|(table, of_layer)| {
+            let others = self.tables.iter().map(|(other, _)| other).filter(|other| !other.is_same(table));
+            table.use_by(of_layer, others)
+        })
     }
 
     /// Warns, once, about a problem of each change of a table, and about the name of a request that is not in a table.

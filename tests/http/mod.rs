@@ -41,6 +41,7 @@ mod settings;
 mod settlement;
 mod shadow;
 mod spellings;
+mod table_costs;
 mod table_mistakes;
 mod tiers;
 mod types;
