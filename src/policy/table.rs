@@ -24,7 +24,11 @@ use crate::{error::ConfigError, lock::Lock};
 ///   the change is reverted before that, the old usage counts again.
 /// - **A policy that is removed** leaves in the same way, and one that is added starts from zero.
 ///
-/// If several selectors of one layer use one table, all of them see the same state of the table for a request.
+/// If several selectors of one layer use one table, all of them see the same state of the table for a request. The tiers that they may
+/// choose for one request need policies of different names, also for different keys, and at most
+/// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together. Otherwise, such a request is rejected with a 500. If two selectors may return
+/// names that are not in the table, both choose the default: make it [`Tier::Unlimited`], or use a table for each selector, whose policies
+/// have different names.
 ///
 /// A charge that is settled after a change is settled under the policy that it was charged to.
 ///
