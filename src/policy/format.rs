@@ -543,11 +543,8 @@ fn rate(text: &str) -> Result<Rate, String> {
     let units: u64 = units.trim().parse().map_err(|_| invalid())?;
     let units = units.try_into().map_err(|_| format!("it must be 1 to {} units", u32::MAX))?;
     let period = period.trim();
-    let period = if period.starts_with(|c: char| c.is_ascii_digit()) {
-        period.to_owned()
-    } else {
-        format!("1{period}")
-    };
+    let period =
+        if period.starts_with(char::is_alphabetic) { format!("1{period}") } else { period.to_owned() };
     Ok(Rate::new(units, length(&period)?))
 }
 

@@ -1,6 +1,6 @@
 //! Lengths of time in configuration files.
 
-use std::{fmt, time::Duration};
+use std::{fmt, mem, time::Duration};
 
 use serde::{
     Deserializer, Serializer,
@@ -12,12 +12,36 @@ pub(super) const LENGTH: &str = r#"a number and a unit, such as "500ms", "90s", 
 
 /// Reads a length of time. The error is what is allowed.
 pub(super) fn length(text: &str) -> Result<Duration, String> {
-    let mut units = text.split(|c: char| !c.is_alphabetic());
+    let units = || text.split(|c: char| !c.is_alphabetic()).filter(|unit| !unit.is_empty());
     // Such a month has 30.44 days, and `1M` is easily taken for a minute.
-    if units.any(|unit| unit == "M" || unit.starts_with("mo") || unit.starts_with('y')) {
+    if units().any(|unit| unit == "M" || unit.starts_with("mo") || unit.starts_with('y')) {
         return Err(r#"months and years differ in length: use days, such as "30d""#.to_owned());
     }
-    humantime::parse_duration(text).map_err(|_| format!("it must be {LENGTH}"))
+    // `humantime` reads "1 30m" as 130 minutes.
+    if has_separated_digits(text) {
+        return Err(
+            r#"white space separates two digits: state the unit of each number, such as "1h 30m""#.to_owned()
+        );
+    }
+    let length = humantime::parse_duration(text).map_err(|_| format!("it must be {LENGTH}"))?;
+    // A unit has several spellings.
+    let mut seen = Vec::new();
+    for unit in units() {
+        let one = humantime::parse_duration(&format!("1{unit}")).ok();
+        if seen.contains(&one) {
+            return Err(format!("unit {unit:?} occurs twice"));
+        }
+        seen.push(one);
+    }
+    Ok(length)
+}
+
+/// Returns whether white space is inside of a number.
+fn has_separated_digits(text: &str) -> bool {
+    let is_digit = |c: char| c.is_ascii_digit() || c == '.';
+    let mut words = text.split_whitespace();
+    let Some(mut word) = words.next() else { return false };
+    words.any(|next| mem::replace(&mut word, next).ends_with(is_digit) && next.starts_with(is_digit))
 }
 
 /// Returns the text of a length of whole microseconds, in its largest unit.
@@ -55,4 +79,47 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(
 
 pub(super) fn serialize<S: Serializer>(length: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&length_text(*length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_adds_numbers_with_units() {
+        for (text, seconds) in [
+            ("90s", 90.0),
+            ("1h 30m", 5_400.0),
+            ("30m 1h", 5_400.0),
+            ("1h30m", 5_400.0),
+            (" 15 m ", 900.0),
+            ("1 hour 5 sec", 3_605.0),
+            ("1.5h", 5_400.0),
+            ("1.5s 2ms", 1.502),
+        ] {
+            assert_eq!(length(text), Ok(Duration::from_secs_f64(seconds)), "{text}");
+        }
+    }
+
+    #[test]
+    fn white_space_inside_of_number_is_an_error() {
+        for text in ["1 30m", "1 5s", "10 000ms", "1h 1\u{a0}5m", "1. 5h", "1 .5h", "1.5 5s"] {
+            let reason = length(text).unwrap_err();
+            assert!(reason.starts_with("white space separates two digits"), "{text}: {reason}");
+        }
+    }
+
+    #[test]
+    fn repeated_unit_is_an_error() {
+        for (text, unit) in [("1h1h", "h"), ("1m 30s 1m", "m"), ("1h 2hours", "hours"), ("1us 1µs", "µs")] {
+            assert_eq!(length(text), Err(format!("unit {unit:?} occurs twice")));
+        }
+    }
+
+    #[test]
+    fn other_text_is_an_error() {
+        for text in ["", " ", "60", ".5s", "1.s", "1,5h", "-1s", "1q", "s"] {
+            assert_eq!(length(text), Err(format!("it must be {LENGTH}")), "{text}");
+        }
+    }
 }

@@ -122,6 +122,11 @@ fn token_bucket_reads_as_it_was_written() {
         ("7", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
         ("x/s", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
         ("4294967296/s", "it must be 1 to 4294967295 units".to_owned()),
+        ("7/.5s", format!("it must be {}", form.strip_prefix("a period is ").unwrap())),
+        (
+            "7/1 5s",
+            r#"white space separates two digits: state the unit of each number, such as "1h 30m""#.to_owned(),
+        ),
         ("7/month", r#"months and years differ in length: use days, such as "30d""#.to_owned()),
     ] {
         assert_eq!(error(&text.replace("RATE", rate)), format!("rate {rate:?}: {reason}"));
@@ -321,6 +326,15 @@ fn toml_error_names_field_value_and_range() {
             10,
             of_requests(r#"window "1M": months and years differ in length: use days, such as "30d""#),
         ),
+        (
+            r#"window = "1 30m""#,
+            8,
+            10,
+            of_requests(
+                r#"window "1 30m": white space separates two digits: state the unit of each number, such as "1h 30m""#,
+            ),
+        ),
+        (r#"window = "1h1h""#, 8, 10, of_requests(r#"window "1h1h": unit "h" occurs twice"#)),
         (
             r#"window = "400d""#,
             8,
