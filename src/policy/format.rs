@@ -132,6 +132,12 @@ impl PolicyFields<'_> {
             None => E::custom(text),
         }
     }
+
+    /// Returns an error of a parser with the name of the policy. JSON finds the line in the text. TOML loses the column inside of the value,
+    /// so an error without a name stays as it is.
+    fn name_in<E: Error>(&self, error: E) -> E {
+        if self.name.is_some() { self.error(error) } else { error }
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for PolicyFields<'_> {
@@ -324,7 +330,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
         match self.field {
             PolicyField::Algorithm => {
                 let read = Algorithm::deserialize(MapAccessDeserializer::new(&mut map));
-                self.fields.algorithm = Some(read.map_err(with_feature)?);
+                self.fields.algorithm = Some(read.map_err(|error| self.fields.name_in(with_feature(error)))?);
                 if let Some(second) = map.next_key::<String>()? {
                     return Err(self.fields.error(format_args!(
                         "algorithm with a second name, {second:?}: it must be one algorithm"
@@ -332,7 +338,8 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 }
             }
             PolicyField::Lease => {
-                let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
+                let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map));
+                let form = form.map_err(|error| self.fields.name_in(error))?;
                 let Ok(units) = form.up_to.try_into() else {
                     let (given, max) = (form.up_to, u32::MAX);
                     let error = self

@@ -9,6 +9,9 @@ use crate::error::ConfigError;
 
 /// The largest quota.
 const MAX_QUOTA: u32 = 1 << 16;
+/// The names of the times in errors.
+const HOLD_TIME: &str = "hold time";
+const RETRY_AFTER: &str = "retry after";
 /// The longest hold time, and the longest wait that a response states.
 const MAX_TIME: Duration = Duration::from_secs(3_600);
 
@@ -50,10 +53,9 @@ pub(super) fn properties(
     retry_after: Duration,
 ) -> Result<Properties, ConfigError> {
     check_quota(name, quota.get())?;
-    for (field, time, min) in [
-        ("hold time", hold_time, Duration::from_secs(1)),
-        ("retry after", retry_after, Duration::from_millis(1)),
-    ] {
+    for (field, time, min) in
+        [(HOLD_TIME, hold_time, Duration::from_secs(1)), (RETRY_AFTER, retry_after, Duration::from_millis(1))]
+    {
         if !(min..=MAX_TIME).contains(&time) {
             let (given, valid) = (format!("{time:?}"), format!("{min:?} to {MAX_TIME:?}"));
             return Err(ConfigError::invalid_policy(name, field, given, valid));
@@ -69,8 +71,18 @@ pub(super) fn properties(
     })
 }
 
-/// Reads a time in a file.
+/// Reads the hold time in a file.
 #[cfg(feature = "serde")]
-pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    super::length::deserialize("time of a policy in flight", deserializer)
+pub(super) fn read_hold_time<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
+    super::length::deserialize(HOLD_TIME, deserializer)
+}
+
+/// Reads the wait that a response states in a file.
+#[cfg(feature = "serde")]
+pub(super) fn read_retry_after<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Duration, D::Error> {
+    super::length::deserialize(RETRY_AFTER, deserializer)
 }

@@ -94,10 +94,24 @@ pub enum Algorithm {
     #[non_exhaustive]
     InFlight {
         /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
-        #[cfg_attr(feature = "serde", serde(with = "in_flight", default = "in_flight::hold_time"))]
+        #[cfg_attr(
+            feature = "serde",
+            serde(
+                serialize_with = "in_flight::serialize",
+                deserialize_with = "in_flight::read_hold_time",
+                default = "in_flight::hold_time"
+            )
+        )]
         hold_time: Duration,
         /// The wait that the response to a denied request states: 1 ms to 1 h, 1 s by default.
-        #[cfg_attr(feature = "serde", serde(with = "in_flight", default = "in_flight::retry_after"))]
+        #[cfg_attr(
+            feature = "serde",
+            serde(
+                serialize_with = "in_flight::serialize",
+                deserialize_with = "in_flight::read_retry_after",
+                default = "in_flight::retry_after"
+            )
+        )]
         retry_after: Duration,
     },
     /// Counts the usage of the current day, week, month or year. See [`Policy::calendar_period`](super::Policy::calendar_period).

@@ -482,6 +482,18 @@ fn json_error_shows_line_of_value() {
         r#"policy "burst": precision 1µs: it must be 1 ms to the window of 60s, in whole microseconds, with at most 4096 buckets in a window at line 7 column 57"#
     );
     assert_eq!(
+        error(r#""algorithm": {"sliding-buckets": {"precision": "10"}}"#),
+        r#"policy "burst": precision "10": it must be a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d" at line 7 column 54"#
+    );
+    assert_eq!(
+        error(r#""algorithm": {"sliding-buckets": {"precison": "1s"}}"#),
+        r#"policy "burst": unknown field `precison`, expected `precision` at line 7 column 47"#
+    );
+    assert_eq!(
+        error(r#""lease": {"units": 50}"#),
+        r#"policy "burst": unknown field `units`, expected `up-to` or `ahead` at line 7 column 20"#
+    );
+    assert_eq!(
         error(r#""headroom": "100%""#),
         r#"policy "burst": headroom "100%": it must be a whole number of percent, "0%" to "99%" at line 7 column 21"#
     );
@@ -499,6 +511,30 @@ fn json_error_shows_line_of_value() {
         json_error(r#"{"default": {"quota": 0}}"#),
         "quota 0: it must be 1 to 4294967295 quota units at line 1 column 23"
     );
+}
+
+#[test]
+fn error_tells_times_of_policy_in_flight_apart() {
+    for (field, name) in [("hold-time", "hold time"), ("retry-after", "retry after")] {
+        let read = |value: &str| {
+            let algorithm = format!(r#""algorithm": {{"in-flight": {{"{field}": {value}}}}}"#);
+            serde_json::from_str::<Policy>(&format!(r#"{{"name": "exports", "quota": 5, {algorithm}}}"#))
+        };
+        let error = |value: &str| read(value).unwrap_err().to_string();
+        let form = r#"a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
+        let expected = format!(r#"policy "exports": {name} "30": it must be {form} at line"#);
+        assert!(error(r#""30""#).starts_with(&expected), "{}", error(r#""30""#));
+        let expected =
+            format!(r#"policy "exports": invalid type: integer `30`, expected the {name}: {form} at line"#);
+        assert!(error("30").starts_with(&expected), "{}", error("30"));
+        assert!(
+            error(r#""2h""#).starts_with(&format!(r#"policy "exports": {name} 7200s: "#)),
+            "{}",
+            error(r#""2h""#)
+        );
+        let written = serde_json::to_value(read(r#""2s""#).unwrap()).unwrap();
+        assert_eq!(written["algorithm"]["in-flight"][field], "2s");
+    }
 }
 
 #[test]
