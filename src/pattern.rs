@@ -5,7 +5,7 @@ use crate::error::ConfigError;
 /// The largest number of parameters in a pattern.
 const MAX_PARAMETERS: usize = 25;
 
-/// A pattern that begins with `/`, has no segment in the syntax of axum 0.7, and has not too many parameters.
+/// A pattern that begins with `/`, has no segment in the syntax of axum 0.7, can match a path, and has not too many parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Pattern<'a>(&'a str);
 
@@ -21,11 +21,30 @@ impl<'a> Pattern<'a> {
                     .error(format!("segment {segment:?} has the syntax of axum 0.7: write `{syntax}`")));
             }
         }
+        if let Some(character) =
+            pattern.literals().find(|c| matches!(c, '?' | '#') || c.is_whitespace() || c.is_control())
+        {
+            let reason = match character {
+                '?' => "it must be a path without a query, and no path contains `?`".to_owned(),
+                other => format!("no path contains {other:?}"),
+            };
+            return Err(pattern.error(reason));
+        }
         // `matchit` panics with more.
         if route.replace("{{", "").matches('{').count() > MAX_PARAMETERS {
             return Err(pattern.error(format!("it must have at most {MAX_PARAMETERS} parameters")));
         }
         Ok(pattern)
+    }
+
+    /// Returns the characters outside of the names of parameters.
+    fn literals(self) -> impl Iterator<Item = char> + use<'a> {
+        let mut is_name = false;
+        // An escaped `{{` or `}}` changes the state twice.
+        self.0.chars().filter(move |c| {
+            is_name ^= matches!(c, '{' | '}');
+            !is_name
+        })
     }
 
     /// Returns whether the pattern contains `{name}` or `{*name}`.
