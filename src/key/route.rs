@@ -10,9 +10,10 @@ use crate::{error::ConfigError, head::Head, pattern::Pattern};
 /// Counts by the route that axum has matched, such as `/users/{id}`: one key for all users, unlike the path.
 ///
 /// The extractor reads axum's `MatchedPath`. Add the layer with `Router::layer`, `Router::route_layer` or `MethodRouter::layer`.
-/// A layer around the whole router runs before axum matches a route. A request to no route, which the fallback answers, has no
-/// key of this kind: set [`missing_key`](crate::RateLimitLayerBuilder::missing_key), use [`or`](KeyExtractor::or), or add the layer with
-/// `Router::route_layer`.
+/// A layer around the whole router runs before axum matches a route. Two kinds of requests have no key of this kind: a request to no route,
+/// which the fallback answers, and a request to a service that `Router::nest_service` has mounted, for which axum 0.8 sets no
+/// `MatchedPath`. Set [`missing_key`](crate::RateLimitLayerBuilder::missing_key), or use [`or`](KeyExtractor::or). For the fallback, you can
+/// also add the layer with `Router::route_layer`. The routes of `Router::nest` have their whole path.
 ///
 /// ```
 /// use std::time::Duration;

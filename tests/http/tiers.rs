@@ -3,9 +3,9 @@
 use axum::{Router, extract::MatchedPath, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    Costs, Head, MemoryBackend, PartitionKey, Policies, PolicyTable, RateLimitLayer,
+    Costs, Head, KeyExtractor, MemoryBackend, PartitionKey, Policies, PolicyTable, RateLimitLayer,
     backend::{Backend, Pair},
-    header, limit, peer_ip,
+    header, key, limit, peer_ip,
     policy::{self, PolicySelector, Tier},
     protocol::Draft,
     testing::{FakeBackend, ManualClock},
@@ -371,6 +371,29 @@ async fn route_table_limits_login_more_than_status() {
     for expected in [200, 200, 200, 200, 200, 429] {
         assert_eq!(status("/status").await, expected);
     }
+}
+
+/// axum sets the matched path of nested routes, and not that of a nested service.
+#[tokio::test]
+async fn nested_service_has_default_of_route_table() {
+    let routes = ["/api/users/{id}", "/files/{*path}", "/files/{name}"];
+    let table = PolicyTable::new(policy("default", 9, MINUTE));
+    let table = routes.into_iter().fold(table, |table, route| table.with(route, policy("route", 9, MINUTE)));
+    let limits = RateLimitLayer::builder(memory())
+        .key(key::matched_route().or(api_key()))
+        .policies(table.choose_by(|head| head.extension::<MatchedPath>().map(MatchedPath::as_str)))
+        .build()
+        .unwrap();
+    let users = Router::new().route("/users/{id}", get(async || ""));
+    let files = Router::new().route("/{name}", get(async || ""));
+    let site =
+        Site::serve(Router::new().nest("/api", users).nest_service("/files", files).layer(limits)).await;
+    for (path, policy) in [("/api/users/7", "route"), ("/files/a", "default")] {
+        let answer = site.get(path, &[ALICE]).await;
+        assert_eq!(answer.header("ratelimit-policy"), Some(&*format!("{policy:?};q=9;w=60")), "{path}");
+    }
+    let without_route = site.get("/files/a", &[]).await;
+    assert_eq!(without_route.status, 400, "no matched route is a key");
 }
 
 #[tokio::test]
