@@ -79,13 +79,16 @@ impl AddressGroups {
         }
     }
 
-    /// Returns the IPv4 address of a client, also if an IPv6 address embeds it, or the first address of its IPv6 network.
+    /// Returns the IPv4 address of a client, also if an IPv6 address embeds it, its link-local address, or the first address of its IPv6
+    /// network.
     pub(super) fn group(self, address: IpAddr) -> IpAddr {
         // Embedded addresses first: masked as IPv6, all of IPv4 would be one group.
         match address.to_canonical() {
             IpAddr::V4(v4) => v4.into(),
             IpAddr::V6(v6) => match self.embedded(v6) {
                 Some(v4) => v4.into(),
+                // RFC 4291, section 2.5.6: all hosts of a link have the same prefix.
+                None if v6.is_unicast_link_local() => v6.into(),
                 None => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - self.ipv6_prefix))).into(),
             },
         }
@@ -240,6 +243,21 @@ mod tests {
             ["64:ff9b::192.0.2.33", "::ffff:0:192.0.2.33", "2002:c000:221:7::1", "::ffff:192.0.2.33"]
         {
             assert_eq!(AddressGroups::default().group(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn link_local_addresses_are_not_grouped() {
+        let group = |groups: AddressGroups, text: &str| groups.group(text.parse().unwrap()).to_string();
+        let wide = AddressGroups::default().with_ipv6_prefix(48).unwrap();
+        for groups in [AddressGroups::default(), wide] {
+            for address in ["fe80::1", "fe80::2", "febf:ffff::1:2:3:4"] {
+                assert_eq!(group(groups, address), address);
+            }
+            // The networks beside it.
+            for (address, network) in [("fe7f::1", "fe7f::"), ("fec0::1", "fec0::"), ("fd00::1", "fd00::")] {
+                assert_eq!(group(groups, address), network);
+            }
         }
     }
 

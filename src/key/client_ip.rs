@@ -33,7 +33,8 @@ pub struct ClientIp {
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 ///
-/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is
+/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. Link-local addresses, `fe80::/10`, are not
+/// grouped, because all hosts of a link share this network. An IPv4 address that is
 /// [embedded in an IPv6 address](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) counts as the IPv4 address.
 ///
 /// A malformed entry between the service and the client is [`KeyError::Malformed`]. If a trusted proxy sends no header, the

@@ -19,7 +19,8 @@ pub struct PeerIp {
 /// [`client_ip`](super::client_ip). If most of the first 1,000 requests of a layer come from a proxy, the layer logs a
 /// [warning](crate::guide::limits_nothing#warnings-at-run-time) (feature `tracing`).
 ///
-/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is
+/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. Link-local addresses, `fe80::/10`, are not
+/// grouped, because all hosts of a link share this network. An IPv4 address that is
 /// [embedded in an IPv6 address](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) counts as the IPv4 address.
 ///
 /// The extractor reads the address from the request's extensions: a `std::net::SocketAddr`, else axum's
