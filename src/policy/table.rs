@@ -80,7 +80,7 @@ use crate::{error::ConfigError, lock::Lock};
 ///
 /// If several limits or layers choose from the table, the tier may have any cost that suits one of them. A tier may lack a policy that
 /// another tier has: its cost then has no effect. While no tier of any table of a layer has a policy, the names of costs are not compared,
-/// because the tiers may follow. After that, [`set`](Self::set) may add a tier before the one with the name.
+/// because the tiers may follow. Then they may be [set](Self::set) in any order: a tier without the name is no error.
 ///
 /// Not compared are costs from a closure, two tables of one layer, two tiers that several selectors of a layer may choose from one table,
 /// and tables that are read with [`pick`](Self::pick). If a limit of the layer has another selector than a table, the names of costs are not
