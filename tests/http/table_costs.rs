@@ -1,6 +1,9 @@
 //! Constant costs, estimates and backends that do not suit the tiers of a policy table.
 
-use std::{sync::mpsc, thread};
+use std::{
+    sync::{Arc, Barrier, mpsc},
+    thread,
+};
 
 use axum::{Router, routing::get};
 use tower_sliding_window::{
@@ -148,17 +151,19 @@ fn changes_of_two_tables_do_not_block_each_other() {
     let further = limit(peer_ip()).policies(tables[1].choose_by(|_| None));
     let _limits = with_table(&tables[0]).also(further).cost(tokens(500)).build().unwrap();
     let (done, finished) = mpsc::channel();
+    let start = Arc::new(Barrier::new(2));
     for table in tables {
-        let done = done.clone();
+        let (done, start) = (done.clone(), start.clone());
         thread::spawn(move || {
-            for _ in 0..2_000 {
+            start.wait();
+            for _ in 0..100_000 {
                 let _either = table.replace(PolicyTable::new(Tier::Unlimited));
             }
             done.send(()).unwrap();
         });
     }
     for _ in 0..2 {
-        finished.recv_timeout(MINUTE).expect("a change waits for the other one");
+        finished.recv_timeout(MINUTE / 2).expect("a change waits for the other one");
     }
 }
 
