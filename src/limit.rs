@@ -9,7 +9,8 @@ use crate::{
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
     policy::{
-        self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs, check_estimates,
+        self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs,
+        check_estimates,
     },
 };
 

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::{IntoTier, Policies, Policy, TableUse, Tier};
+use super::{IntoTier, Policies, TableUse, Tier};
 use crate::{error::ConfigError, lock::Lock};
 
 /// Policies by the name of a tier, a tenant or a route, which may change while the service runs.
@@ -74,13 +74,13 @@ use crate::{error::ConfigError, lock::Lock};
 /// | repeats the name of a policy that the layer has for every request, or has more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together with them | an error, also when the layer is built |
 /// | has a policy [in flight](crate::Policy::in_flight), and the backend holds no units, or the layer [keeps the type of a body](crate::RateLimitLayer::same_body) | an error, also when the layer is built |
 /// | has a policy for which the constant cost of all requests is 0, and the layer [settles](crate::guide::settling) | an error, also when the layer is built |
-/// | had the last policy that a constant cost [names](crate::Costs), in all tables of the layer | an error, without the name of a tier. When the layer is built, a name that no tier has is an error, too |
+/// | is one of those of which none has a policy that a constant cost [names](crate::Costs), in all tables of the layer | an error of [`replace`](Self::replace), without the name of a tier, also when the layer is built |
 /// | has a quota below the constant cost of all requests | an error. When the layer is built, there is no error, and the first such request causes a warning |
 /// | has a quota and a constant cost that allow more charges than a [sliding log](crate::Algorithm::SlidingLog) holds | one warning, with the next request |
 ///
 /// If several limits or layers choose from the table, the tier may have any cost that suits one of them. A tier may lack a policy that
-/// another tier has: its cost then has no effect. While no tier of any table of a layer has a policy, the names of costs are not compared,
-/// because the tiers may follow. Then they may be [set](Self::set) in any order: a tier without the name is no error.
+/// another tier has: its cost then has no effect. So [`set`](Self::set), [`set_default`](Self::set_default) and [`remove`](Self::remove) do not
+/// compare the names of costs. Nor are they compared while no tier of any table of a layer has a policy, because the tiers may follow.
 ///
 /// Not compared are costs from a closure, two tables of one layer, two tiers that several selectors of a layer may choose from one table,
 /// and tables that are read with [`pick`](Self::pick). If a limit of the layer has another selector than a table, the names of costs are not
@@ -118,9 +118,9 @@ struct LiveUse {
     others: Vec<Arc<Shared>>,
 }
 
-/// Is held by each change of a table that layers use. A change reads the other tables of a layer while it has locked its own: without this
-/// lock, two changes could wait for each other.
-static CHANGES: Lock<()> = Lock::new(());
+/// Is held while all tiers of a table are compared with a layer. This reads the other tables of the layer while the table is locked: without
+/// this lock, two tables could wait for each other.
+static COMPARISONS: Lock<()> = Lock::new(());
 
 mod unlisted {
     /// No request has had such a name.
@@ -163,11 +163,9 @@ fn invalid(name: Option<&str>, error: ConfigError) -> ConfigError {
     ConfigError::InvalidTier { name: name.map(str::to_owned), error: Box::new(error) }
 }
 
-/// Compares the names of the constant costs of some layers with the policies of these tiers, and of the other tables of each layer. Only the
-/// names that `is_compared` selects are compared.
+/// Compares the names of the constant costs of some layers with the policies of these tiers, and of the other tables of each layer.
 fn check_names<'a, I: Iterator<Item = &'a Tier>>(
     uses: &[LiveUse],
-    is_compared: impl Fn(&str) -> bool,
     tiers: impl Fn() -> I,
 ) -> Result<(), ConfigError> {
     for LiveUse { of_layer, others } in uses.iter().filter(|of_layer| of_layer.of_layer.names_policies()) {
@@ -178,7 +176,7 @@ fn check_names<'a, I: Iterator<Item = &'a Tier>>(
             let own = tiers().map(|tier| -> &Tier { tier });
             own.chain(of_others).filter_map(Tier::policies).flat_map(Policies::as_slice)
         };
-        of_layer.check_names(&is_compared, policies)?;
+        of_layer.check_names(policies)?;
     }
     Ok(())
 }
@@ -259,34 +257,25 @@ impl PolicyTable {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidTier`] if the tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table,
-    /// and [`ConfigError::CostWithoutPolicy`] if the previous tier had the last policy that a constant cost names. Then the previous tier
-    /// stays in force.
+    /// Returns [`ConfigError::InvalidTier`] if the tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
+    /// Then the previous tier stays in force.
     pub fn set(&self, name: impl Into<String>, tier: impl IntoTier) -> Result<Option<Tier>, ConfigError> {
         let (name, tier) = (name.into(), tier.into());
-        let _change = CHANGES.lock();
         let mut state = self.write();
-        let problem = state.check(Some(&name), Some(&tier))?;
+        let problem = check(&state.live_uses(), Some(&name), &tier)?;
         state.forget_problem(Some(&name));
         self.note(&mut state, problem);
         Ok(Arc::make_mut(&mut state.entries).named.insert(name, tier))
     }
 
     /// Removes a name, which has the default tier from then on, and returns its previous tier.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ConfigError::CostWithoutPolicy`] if the tier has the last policy that a constant cost of a layer names: see
-    /// [Changes that do not suit a layer](Self#changes-that-do-not-suit-a-layer). Then the tier stays in force.
-    pub fn remove(&self, name: &str) -> Result<Option<Tier>, ConfigError> {
-        let _change = CHANGES.lock();
+    pub fn remove(&self, name: &str) -> Option<Tier> {
         let mut state = self.write();
-        state.check(Some(name), None)?;
         state.forget_problem(Some(name));
         let previous = Arc::make_mut(&mut state.entries).named.remove(name);
         drop(state);
         self.expect_warning();
-        Ok(previous)
+        previous
     }
 
     /// Sets the default policies, or [`Tier::Unlimited`].
@@ -296,9 +285,8 @@ impl PolicyTable {
     /// Returns the error of [`set`](Self::set). Then the previous default stays in force.
     pub fn set_default(&self, tier: impl IntoTier) -> Result<(), ConfigError> {
         let tier = tier.into();
-        let _change = CHANGES.lock();
         let mut state = self.write();
-        let problem = state.check(None, Some(&tier))?;
+        let problem = check(&state.live_uses(), None, &tier)?;
         state.forget_problem(None);
         self.note(&mut state, problem);
         Arc::make_mut(&mut state.entries).default = tier;
@@ -330,10 +318,10 @@ impl PolicyTable {
     /// and [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that no tier has. Then nothing is replaced.
     pub fn replace(&self, with: Self) -> Result<Self, ConfigError> {
         let entries = with.entries();
-        let _change = CHANGES.lock();
+        let _comparison = COMPARISONS.lock();
         let mut state = self.write();
         let uses = state.live_uses();
-        check_names(&uses, |_| true, || entries.tiers().map(|(_, tier)| tier))?;
+        check_names(&uses, || entries.tiers().map(|(_, tier)| tier))?;
         let problem = entries.check(&uses)?;
         // The problem of an earlier change is that of a tier that is no longer in force.
         state.problem = None;
@@ -351,7 +339,7 @@ impl PolicyTable {
         of_layer: &Arc<TableUse>,
         others: impl Iterator<Item = &'a Self>,
     ) -> Result<(), ConfigError> {
-        let _change = CHANGES.lock();
+        let _comparison = COMPARISONS.lock();
         let mut state = self.write();
         let others = others.map(|other| Arc::downgrade(&other.0)).collect();
         let new = Use { of_layer: Arc::downgrade(of_layer), others };
@@ -360,7 +348,7 @@ impl PolicyTable {
             let Some(policies) = tier.policies() else { continue };
             of_layer.check_policies(policies).map_err(|error| invalid(name, error))?;
         }
-        check_names(new.live().as_slice(), |_| true, || tiers().map(|(_, tier)| tier))?;
+        check_names(new.live().as_slice(), || tiers().map(|(_, tier)| tier))?;
         state.uses.retain(|of_layer| of_layer.of_layer.strong_count() > 0);
         state.uses.push(new);
         // A cost that does not suit is no error yet: a later layer may choose this tier.
@@ -453,24 +441,6 @@ impl Use {
 }
 
 impl State {
-    /// Compares the change of one tier with the layers that use the table. `None` removes the tier. Returns a problem that does not
-    /// prevent the change, if there is one.
-    fn check(&self, name: Option<&str>, tier: Option<&Tier>) -> Result<Option<ConfigError>, ConfigError> {
-        let uses = self.live_uses();
-        let has = |tier: Option<&Tier>, policy: &str| {
-            let mut policies = tier.and_then(Tier::policies).into_iter().flat_map(Policies::as_slice);
-            policies.any(|of_tier: &Policy| of_tier.name() == policy)
-        };
-        let tiers = || self.entries.tiers();
-        let previous = name.map_or(Some(&self.entries.default), |name| self.entries.named.get(name));
-        // The change of one tier causes no error about a name that was missing before.
-        let loses = |policy: &str| has(previous, policy) && !has(tier, policy);
-        check_names(&uses, loses, || {
-            tiers().filter(|(of, _)| *of != name).map(|(_, tier)| tier).chain(tier)
-        })?;
-        tier.map_or(Ok(None), |tier| check(&uses, name, tier))
-    }
-
     /// Removes the problem of a tier that is about to change. `None` is the default tier.
     fn forget_problem(&mut self, name: Option<&str>) {
         self.problem.take_if(

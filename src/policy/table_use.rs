@@ -85,15 +85,14 @@ impl TableUse {
     }
 
     /// Returns an error if a constant cost names a policy that is neither one of the layer nor one of these, which are those of all tiers
-    /// of all tables. Without any tier, all names are valid: the tiers may follow. Only the names that `is_compared` selects are compared.
+    /// of all tables. Without any tier, all names are valid: the tiers may follow.
     pub(super) fn check_names<'a, I: Iterator<Item = &'a Policy>>(
         &self,
-        is_compared: impl Fn(&str) -> bool,
         of_tiers: impl Fn() -> I,
     ) -> Result<(), ConfigError> {
         let all =
             self.named.iter().flat_map(|(requests, costs)| costs.names().map(move |name| (requests, name)));
-        for (requests, name) in all.filter(|(_, name)| is_compared(name)) {
+        for (requests, name) in all {
             let is_named = |policy: &Policy| policy.name() == name;
             let is_known = self.fixed.iter().any(is_named) || of_tiers().any(is_named);
             if is_known || of_tiers().next().is_none() {
