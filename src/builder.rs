@@ -559,7 +559,7 @@ impl RateLimitLayerBuilder {
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
-    /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that neither the layer nor a tier of its tables has
+    /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - [`ConfigError::InvalidTier`] if a tier of a [policy table](crate::PolicyTable#changes-that-do-not-suit-a-layer) does not suit
     ///   the policies
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
@@ -652,18 +652,15 @@ impl RateLimitLayerBuilder {
     fn tables(&self, limiter: &Limiter) -> Result<Option<Tables>, ConfigError> {
         let limits: Vec<&Limit> = self.limits().collect();
         let own = limiter.policies().iter().chain(self.first.own_policies());
-        let has_only_tables =
-            self.options.plan.is_none() && self.limits().all(Limit::chooses_only_from_tables);
         let of_layer = TableUse {
             fixed: own.chain(self.further_policies()).cloned().collect(),
             limits: Vec::new(),
-            named: self.limits().filter(|_| has_only_tables).flat_map(Limit::constant_costs).collect(),
             clamps: self.clamps(limiter),
             settles: self.options.settle.is_some(),
             holds_units: limiter.holds_units(),
             keeps_bodies: false,
         };
-        Tables::new(limiter, &limits, &of_layer)
+        Tables::new(limiter, &limits, &of_layer, self.options.plan.is_some())
     }
 
     /// Returns whether a constant cost may be above a quota: the layer settles, and clamps its estimates.

@@ -15,9 +15,10 @@ use std::borrow::Cow;
 /// ```
 ///
 /// For a policy that is not named, a request costs 1 unit, and a [settlement](crate::Reservation::settle) leaves the charge
-/// unchanged, unless [`otherwise`](Self::otherwise) sets an amount. If neither the layer nor a tier of its
-/// [tables](crate::PolicyTable#changes-that-do-not-suit-a-layer) has a policy with a given name, which may be misspelt, a constant cost is an
-/// error when the layer is built or the table is replaced. Otherwise, the limiter logs one warning (feature `tracing`).
+/// unchanged, unless [`otherwise`](Self::otherwise) sets an amount. If the layer has no policy with a given name, which may be misspelt, a
+/// constant cost is an error when the layer is built. If it chooses policies from
+/// [tables](crate::PolicyTable#changes-that-do-not-suit-a-layer) or by a closure, or if the cost is that of a closure, the limiter logs one
+/// warning (feature `tracing`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// The amount for policies that are not named.

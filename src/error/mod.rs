@@ -226,7 +226,8 @@ pub enum ConfigError {
         max: u32,
     },
 
-    /// A constant cost names a policy that neither the layer nor a tier of its tables has.
+    /// A constant cost names a policy that the layer does not have. If the layer chooses policies from tables, this is a warning, and no
+    /// error: see [`PolicyTable`](crate::PolicyTable#changes-that-do-not-suit-a-layer).
     #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", by_requests(.requests))]
     #[non_exhaustive]
     CostWithoutPolicy {

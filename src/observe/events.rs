@@ -172,6 +172,15 @@ pub(super) fn problem_of_table(store: &str, problem: &dyn Error) {
     event!(warn, store, %problem, "a tier of a policy table may become full: then its requests get no decision");
 }
 
+pub(super) fn cost_without_policy(store: &str, problem: &dyn Error) {
+    event!(
+        warn,
+        store,
+        %problem,
+        "a cost names a policy that no tier of the policy tables has, so it has no effect; another policy costs 1 unit"
+    );
+}
+
 pub(super) fn unlisted_name(store: &str, default: &str) {
     event!(
         warn,

@@ -273,6 +273,12 @@ impl LimiterEvents {
         events::problem_of_table(&self.store, problem);
     }
 
+    /// Warns that a constant cost names a policy that neither the layer nor its tables have.
+    #[cold]
+    pub(crate) fn cost_without_policy(&self, problem: &dyn Error) {
+        events::cost_without_policy(&self.store, problem);
+    }
+
     /// Warns that the name of a request is not in a policy table with this default.
     #[cold]
     pub(crate) fn unlisted_name(&self, default: &Tier) {

@@ -1,16 +1,16 @@
 //! Tables of policies that change at run time.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt, iter, mem,
     sync::{
         Arc, PoisonError, RwLock, RwLockWriteGuard, Weak,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
 };
 
-use super::{IntoTier, Policies, TableUse, Tier};
-use crate::{error::ConfigError, lock::Lock};
+use super::{IntoTier, Policies, Policy, TableUse, Tier};
+use crate::error::ConfigError;
 
 /// Policies by the name of a tier, a tenant or a route, which may change while the service runs.
 ///
@@ -74,7 +74,7 @@ use crate::{error::ConfigError, lock::Lock};
 /// | repeats the name of a policy that the layer has for every request, or has more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together with them | an error, also when the layer is built |
 /// | has a policy [in flight](crate::Policy::in_flight), and the backend holds no units, or the layer [keeps the type of a body](crate::RateLimitLayer::same_body) | an error, also when the layer is built |
 /// | has a policy for which the constant cost of all requests is 0, and the layer [settles](crate::guide::settling) | an error, also when the layer is built |
-/// | is one of those of which none has a policy that a constant cost [names](crate::Costs), in all tables of the layer | an error of [`replace`](Self::replace), without the name of a tier, also when the layer is built |
+/// | has no policy that a constant cost [names](crate::Costs), as all other tiers of the tables of the layer | one warning, with the next request after [`replace`](Self::replace) or the build. The cost has no effect |
 /// | has a quota below the constant cost of all requests | an error. When the layer is built, there is no error, and the first such request causes a warning |
 /// | has a quota and a constant cost that allow more charges than a [sliding log](crate::Algorithm::SlidingLog) holds | one warning, with the next request |
 ///
@@ -92,6 +92,8 @@ struct Shared {
     state: RwLock<State>,
     /// Whether the state has a problem to log.
     has_problem: AtomicBool,
+    /// How often all entries have been replaced.
+    replacements: AtomicUsize,
     /// What is known of requests whose name is not in the table: one of the constants of `unlisted`.
     unlisted: AtomicU8,
 }
@@ -99,28 +101,10 @@ struct Shared {
 struct State {
     entries: Arc<TierEntries>,
     /// The layers that use this table.
-    uses: Vec<Use>,
+    uses: Vec<Weak<TableUse>>,
     /// A problem of the last change that a layer must log.
     problem: Option<ConfigError>,
 }
-
-/// The use of a table by a layer that exists as long as its requirements do.
-#[derive(Clone)]
-struct Use {
-    of_layer: Weak<TableUse>,
-    /// The other tables of the layer.
-    others: Vec<Weak<Shared>>,
-}
-
-/// What a layer that exists requires of a table, and the other tables of the layer.
-struct LiveUse {
-    of_layer: Arc<TableUse>,
-    others: Vec<Arc<Shared>>,
-}
-
-/// Is held while all tiers of a table are compared with a layer. This reads the other tables of the layer while the table is locked: without
-/// this lock, two tables could wait for each other.
-static COMPARISONS: Lock<()> = Lock::new(());
 
 mod unlisted {
     /// No request has had such a name.
@@ -150,7 +134,7 @@ impl TierEntries {
     }
 
     /// Compares all tiers with what some layers require. Returns a problem that does not prevent a tier, if there is one.
-    fn check(&self, uses: &[LiveUse]) -> Result<Option<ConfigError>, ConfigError> {
+    fn check(&self, uses: &[Arc<TableUse>]) -> Result<Option<ConfigError>, ConfigError> {
         let mut problem = None;
         for (name, tier) in self.tiers() {
             problem = check(uses, name, tier)?.or(problem);
@@ -163,34 +147,19 @@ fn invalid(name: Option<&str>, error: ConfigError) -> ConfigError {
     ConfigError::InvalidTier { name: name.map(str::to_owned), error: Box::new(error) }
 }
 
-/// Compares the names of the constant costs of some layers with the policies of these tiers, and of the other tables of each layer.
-fn check_names<'a, I: Iterator<Item = &'a Tier>>(
-    uses: &[LiveUse],
-    tiers: impl Fn() -> I,
-) -> Result<(), ConfigError> {
-    for LiveUse { of_layer, others } in uses.iter().filter(|of_layer| of_layer.of_layer.names_policies()) {
-        let others: Vec<_> = others.iter().map(|other| other.entries()).collect();
-        let policies = || {
-            let of_others = others.iter().flat_map(|other| other.tiers()).map(|(_, tier)| tier);
-            // Returns shorter references, so that both have one type.
-            let own = tiers().map(|tier| -> &Tier { tier });
-            own.chain(of_others).filter_map(Tier::policies).flat_map(Policies::as_slice)
-        };
-        of_layer.check_names(policies)?;
-    }
-    Ok(())
-}
-
 /// Compares a tier with what some layers require. `None` is the default tier. Returns a problem that does not prevent the tier, if there
 /// is one.
-fn check(uses: &[LiveUse], name: Option<&str>, tier: &Tier) -> Result<Option<ConfigError>, ConfigError> {
+fn check(
+    uses: &[Arc<TableUse>],
+    name: Option<&str>,
+    tier: &Tier,
+) -> Result<Option<ConfigError>, ConfigError> {
     let Some(policies) = tier.policies() else { return Ok(None) };
     let invalid = |error| invalid(name, error);
-    let uses = || uses.iter().map(|LiveUse { of_layer, .. }| of_layer);
-    uses().try_for_each(|of_layer| of_layer.check_policies(policies)).map_err(invalid)?;
+    uses.iter().try_for_each(|of_layer| of_layer.check_policies(policies)).map_err(invalid)?;
     // One table may serve limits with different costs, each of which chooses its own tiers.
     let (mut full, mut impossible) = (None, None);
-    for checked in uses().flat_map(|of_layer| of_layer.check_costs(policies)) {
+    for checked in uses.iter().flat_map(|of_layer| of_layer.check_costs(policies)) {
         match checked {
             Ok(()) => return Ok(None),
             Err(error @ ConfigError::TooManyCharges { .. }) => full = Some(error),
@@ -216,6 +185,7 @@ impl PolicyTable {
         Self(Arc::new(Shared {
             state: RwLock::new(state),
             has_problem: AtomicBool::new(false),
+            replacements: AtomicUsize::new(0),
             unlisted: AtomicU8::new(unlisted::UNSEEN),
         }))
     }
@@ -314,43 +284,32 @@ impl PolicyTable {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::InvalidTier`] if a tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table,
-    /// and [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that no tier has. Then nothing is replaced.
+    /// Returns [`ConfigError::InvalidTier`] if a tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
+    /// Then nothing is replaced.
     pub fn replace(&self, with: Self) -> Result<Self, ConfigError> {
         let entries = with.entries();
-        let _comparison = COMPARISONS.lock();
         let mut state = self.write();
-        let uses = state.live_uses();
-        check_names(&uses, || entries.tiers().map(|(_, tier)| tier))?;
-        let problem = entries.check(&uses)?;
+        let problem = entries.check(&state.live_uses())?;
         // The problem of an earlier change is that of a tier that is no longer in force.
         state.problem = None;
         self.note(&mut state, problem);
         let previous = mem::replace(&mut state.entries, entries);
+        self.0.replacements.fetch_add(1, Ordering::Relaxed);
         drop(state);
         self.expect_warning();
         Ok(Self::from_entries(previous))
     }
 
-    /// Compares the tiers of this table, and those of later changes, with what a layer requires, as long as the layer exists. `others` are
-    /// the other tables of the layer.
-    pub(crate) fn use_by<'a>(
-        &self,
-        of_layer: &Arc<TableUse>,
-        others: impl Iterator<Item = &'a Self>,
-    ) -> Result<(), ConfigError> {
-        let _comparison = COMPARISONS.lock();
+    /// Compares the tiers of this table, and those of later changes, with what a layer requires, as long as the layer exists.
+    pub(crate) fn use_by(&self, of_layer: &Arc<TableUse>) -> Result<(), ConfigError> {
         let mut state = self.write();
-        let others = others.map(|other| Arc::downgrade(&other.0)).collect();
-        let new = Use { of_layer: Arc::downgrade(of_layer), others };
-        let tiers = || state.entries.tiers();
-        for (name, tier) in tiers() {
+        let tiers = state.entries.tiers();
+        for (name, tier) in tiers {
             let Some(policies) = tier.policies() else { continue };
             of_layer.check_policies(policies).map_err(|error| invalid(name, error))?;
         }
-        check_names(new.live().as_slice(), || tiers().map(|(_, tier)| tier))?;
-        state.uses.retain(|of_layer| of_layer.of_layer.strong_count() > 0);
-        state.uses.push(new);
+        state.uses.retain(|of_layer| of_layer.strong_count() > 0);
+        state.uses.push(Arc::downgrade(of_layer));
         // A cost that does not suit is no error yet: a later layer may choose this tier.
         let problem = state.entries.check(&state.live_uses()).unwrap_or(None);
         self.note(&mut state, problem);
@@ -373,6 +332,19 @@ impl PolicyTable {
         }
         self.0.has_problem.store(false, Ordering::Relaxed);
         self.write().problem.take()
+    }
+
+    /// Returns how often all entries have been replaced.
+    #[inline]
+    pub(crate) fn replacements(&self) -> usize {
+        self.0.replacements.load(Ordering::Relaxed)
+    }
+
+    /// Returns the names of the policies of all tiers.
+    pub(crate) fn policy_names(&self) -> BTreeSet<String> {
+        let entries = self.entries();
+        let policies = entries.tiers().filter_map(|(_, tier)| tier.policies()).flat_map(Policies::as_slice);
+        policies.map(Policy::name).map(str::to_owned).collect()
     }
 
     /// Returns whether both share their entries.
@@ -418,25 +390,11 @@ impl PolicyTable {
 
     // No code that holds the lock can panic or wait.
     pub(super) fn entries(&self) -> Arc<TierEntries> {
-        self.0.entries()
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.0.state.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shared {
-    fn entries(&self) -> Arc<TierEntries> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
-    }
-}
-
-impl Use {
-    /// Returns the use if its layer exists.
-    fn live(&self) -> Option<LiveUse> {
-        let others = self.others.iter().filter_map(Weak::upgrade).collect();
-        Some(LiveUse { of_layer: self.of_layer.upgrade()?, others })
     }
 }
 
@@ -448,8 +406,8 @@ impl State {
         );
     }
 
-    fn live_uses(&self) -> Vec<LiveUse> {
-        self.uses.iter().filter_map(Use::live).collect()
+    fn live_uses(&self) -> Vec<Arc<TableUse>> {
+        self.uses.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

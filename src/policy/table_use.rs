@@ -1,7 +1,5 @@
 //! What a layer requires of the tables that it uses.
 
-use std::collections::BTreeSet;
-
 use super::{Policies, Policy, check_constant_costs, check_estimates, distinct};
 use crate::{cost::Costs, error::ConfigError};
 
@@ -12,8 +10,6 @@ pub(crate) struct TableUse {
     pub(crate) fixed: Vec<Policy>,
     /// The limits of the layer that choose from the table: the constant costs of each, with the requests that have them.
     pub(crate) limits: Vec<Vec<(String, Costs)>>,
-    /// The constant costs whose names must be those of policies: of all limits, or none if other selectors than tables choose policies.
-    pub(crate) named: Vec<(String, Costs)>,
     /// Whether a cost may be above a quota.
     pub(crate) clamps: bool,
     /// Whether a cost is an estimate, which must not be 0.
@@ -77,36 +73,5 @@ impl TableUse {
                 check_constant_costs(requests, costs, tier.as_slice(), may_exceed)
             })
         })
-    }
-
-    /// Returns whether a constant cost has a name.
-    pub(super) fn names_policies(&self) -> bool {
-        self.named.iter().any(|(_, costs)| costs.names().next().is_some())
-    }
-
-    /// Returns an error if a constant cost names a policy that is neither one of the layer nor one of these, which are those of all tiers
-    /// of all tables. Without any tier, all names are valid: the tiers may follow.
-    pub(super) fn check_names<'a, I: Iterator<Item = &'a Policy>>(
-        &self,
-        of_tiers: impl Fn() -> I,
-    ) -> Result<(), ConfigError> {
-        let all =
-            self.named.iter().flat_map(|(requests, costs)| costs.names().map(move |name| (requests, name)));
-        for (requests, name) in all {
-            let is_named = |policy: &Policy| policy.name() == name;
-            let is_known = self.fixed.iter().any(is_named) || of_tiers().any(is_named);
-            if is_known || of_tiers().next().is_none() {
-                continue;
-            }
-            // The tiers have no order, and repeat names.
-            let of_tiers: BTreeSet<&str> = of_tiers().map(Policy::name).collect();
-            let known = self.fixed.iter().map(Policy::name).chain(of_tiers).map(str::to_owned).collect();
-            return Err(ConfigError::CostWithoutPolicy {
-                requests: requests.clone(),
-                name: name.to_owned(),
-                known,
-            });
-        }
-        Ok(())
     }
 }

@@ -1,10 +1,5 @@
 //! Constant costs, estimates and backends that do not suit the tiers of a policy table.
 
-use std::{
-    sync::{Arc, Barrier, mpsc},
-    thread,
-};
-
 use axum::{Router, routing::get};
 use tower_sliding_window::{
     ConfigError, Costs, Limiter, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer,
@@ -15,6 +10,7 @@ use tower_sliding_window::{
 };
 
 use super::{ALICE, Later, MINUTE, api_key, policy, wire::Site};
+use crate::support::events::Events;
 
 fn builder() -> RateLimitLayerBuilder {
     RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new())).key(api_key())
@@ -43,26 +39,46 @@ fn tokens(units: u32) -> Costs {
     Costs::new().policy("tokens", units)
 }
 
-fn is_unknown(error: &ConfigError, expected: &str) -> bool {
-    matches!(error, ConfigError::CostWithoutPolicy { name, .. } if name == expected)
+/// Returns the problem of each warning about the name of a cost.
+fn unknown_names(events: &Events) -> Vec<String> {
+    let is_about_name = |event: &String| event.contains("no tier of the policy tables has");
+    events.take().into_iter().filter(is_about_name).collect()
 }
 
-#[test]
-fn cost_that_no_tier_has_is_an_error() {
+/// Returns the warnings of a new layer about the names of its costs, after two requests.
+async fn warnings_of(layer: RateLimitLayerBuilder) -> Vec<String> {
+    let (events, _guard) = Events::collect();
+    let site = Site::serve(Router::new().route("/", get(async || "")).layer(layer.build().unwrap())).await;
+    for _ in 0..2 {
+        assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    }
+    unknown_names(&events)
+}
+
+#[tokio::test]
+async fn cost_that_no_tier_has_causes_one_warning() {
     let table = tokens_of_gold();
-    let error = with_table(&table).policy(policy("burst", 5, MINUTE)).cost(tokens(5).policy("tokns", 5));
-    assert_eq!(
-        error.build().unwrap_err().to_string(),
-        r#"cost for policy "tokns": no such policy; the policies are ["burst", "requests", "tokens"]"#
-    );
+    let costs = tokens(5).policy("tokns", 5);
+    let [event] = &warnings_of(with_table(&table).policy(policy("burst", 5, MINUTE)).cost(costs)).await[..]
+    else {
+        panic!("one event")
+    };
+    let known =
+        r#"cost for policy "tokns": no such policy; the policies are ["burst", "requests", "tokens"]"#;
+    assert!(event.contains("WARN") && event.contains(known), "{event}");
     let routes = RouteCosts::new().get("/search", Costs::new().policy("tokns", 5)).unwrap();
-    let error = with_table(&table).cost(routes).build().unwrap_err();
-    assert!(error.to_string().starts_with(r#"cost for policy "tokns" of GET /search: no such"#), "{error}");
-    // A name that only one tier has, or another limit or table of the layer.
+    let [event] = &warnings_of(with_table(&table).cost(routes)).await[..] else { panic!("one event") };
+    assert!(event.contains(r#"cost for policy "tokns" of GET /search: no such"#), "{event}");
+}
+
+#[tokio::test]
+async fn name_of_any_policy_of_layer_causes_no_warning() {
+    let table = tokens_of_gold();
     let address = || limit(peer_ip()).policy(policy("per-address", 9, MINUTE)).cost(tokens(5));
     let other = PolicyTable::new(Tier::Unlimited).with("uploads", policy("bytes", 9, MINUTE));
     let bytes = || Costs::new().policy("bytes", 5);
     for layer in [
+        // A name that only one tier has, or another limit or table of the layer.
         with_table(&table).cost(tokens(5)),
         with_table(&table).also(address()),
         with_table(&table).policies(other.choose_by(|head| Some(head.uri.path()))).cost(bytes()),
@@ -71,89 +87,38 @@ fn cost_that_no_tier_has_is_an_error() {
         with_table(&table).policies_by(|_| Tier::Unlimited).cost(bytes()),
         with_table(&table).also(limit(peer_ip()).policies(from_fn(|_| Tier::Unlimited))).cost(bytes()),
         with_table(&table).cost_by(move |_| bytes()),
+        // The tiers may follow.
+        with_table(&PolicyTable::new(Tier::Unlimited)).cost(tokens(5)),
     ] {
-        layer.build().unwrap();
+        assert_eq!(warnings_of(layer).await, Vec::<String>::new());
     }
 }
 
 #[tokio::test]
-async fn replacement_that_loses_name_of_cost_is_an_error() {
+async fn replacement_that_loses_name_of_cost_causes_one_warning() {
+    let (events, _guard) = Events::collect();
     let table = tokens_of_gold();
     let limits = with_table(&table).cost(tokens(500)).build().unwrap();
     let site = Site::serve(Router::new().route("/", get(async || "")).layer(limits)).await;
-    let before = format!("{table:?}");
-    let renamed = PolicyTable::new(requests()).with("gold", and("llm-tokens"));
-    for (new, known) in
-        [(renamed, r#"["llm-tokens", "requests"]"#), (PolicyTable::new(requests()), r#"["requests"]"#)]
-    {
-        let expected = format!(r#"cost for policy "tokens": no such policy; the policies are {known}"#);
-        assert_eq!(table.replace(new).unwrap_err().to_string(), expected);
-    }
-    assert_eq!(format!("{table:?}"), before, "an invalid replacement has no effect");
-    let answer = site.get("/", &[ALICE, ("x-tier", "gold")]).await;
-    assert_eq!(answer.header("ratelimit"), Some(r#""requests";r=9;t=60, "tokens";r=500;t=60"#));
-    // The last tier with tokens may leave, and come back.
-    assert!(table.remove("gold").is_some());
-    table.set("gold", and("llm-tokens")).unwrap();
-    table.set_default(and("tokens")).unwrap();
-    table.set_default(Tier::Unlimited).unwrap();
-}
-
-/// A policy of a layer, or of another table of the layer, keeps the name.
-#[test]
-fn replacement_may_lose_name_that_layer_keeps() {
-    let (one, other) = (tokens_of_gold(), PolicyTable::new(Tier::Unlimited).with("batch", and("tokens")));
-    let further = limit(peer_ip()).policies(other.choose_by(|_| None));
-    let limits = with_table(&one).also(further).cost(tokens(500)).build().unwrap();
-    one.replace(PolicyTable::new(requests())).unwrap();
-    let error = other.replace(PolicyTable::new(requests())).unwrap_err();
-    assert!(is_unknown(&error, "tokens"), "{error}");
-    assert!(limits.same_body().is_ok());
-    drop(limits);
-    other.replace(PolicyTable::new(requests())).unwrap();
-
-    let table = tokens_of_gold();
-    let own = policy("all-tokens", 9_000, MINUTE);
-    let costs = Costs::new().policy("all-tokens", 5);
-    let _limits = with_table(&table).policy(own).cost(costs).build().unwrap();
-    table.replace(PolicyTable::new(requests())).unwrap();
-}
-
-/// A table may be filled after the layer was built, tier by tier.
-#[test]
-fn empty_table_may_be_filled_later() {
-    let table = PolicyTable::new(Tier::Unlimited);
-    let _limits = with_table(&table).cost(tokens(500)).build().unwrap();
-    table.set("free", requests()).unwrap();
-    table.set("gold", and("tokens")).unwrap();
-    // Without any policy, no cost is wrong.
-    table.replace(PolicyTable::new(Tier::Unlimited)).unwrap();
-    let error = table.replace(PolicyTable::new(requests())).unwrap_err();
-    assert!(is_unknown(&error, "tokens"), "{error}");
-}
-
-/// Each replacement reads the other table.
-#[test]
-fn replacements_of_two_tables_do_not_block_each_other() {
-    let tables =
-        [tokens_of_gold(), PolicyTable::new(Tier::Unlimited).with("batch", policy("jobs", 9, MINUTE))];
-    let further = limit(peer_ip()).policies(tables[1].choose_by(|_| None));
-    let _limits = with_table(&tables[0]).also(further).cost(tokens(500)).build().unwrap();
-    let (done, finished) = mpsc::channel();
-    let start = Arc::new(Barrier::new(2));
-    for table in tables {
-        let (done, start) = (done.clone(), start.clone());
-        thread::spawn(move || {
-            start.wait();
-            for _ in 0..100_000 {
-                let _either = table.replace(PolicyTable::new(Tier::Unlimited));
-            }
-            done.send(()).unwrap();
-        });
-    }
+    let send_two = async || {
+        for _ in 0..2 {
+            assert_eq!(site.get("/", &[ALICE, ("x-tier", "gold")]).await.status, 200);
+        }
+        unknown_names(&events)
+    };
+    assert_eq!(send_two().await, Vec::<String>::new());
+    let renamed = || PolicyTable::new(requests()).with("gold", and("llm-tokens"));
     for _ in 0..2 {
-        finished.recv_timeout(MINUTE / 2).expect("a replacement waits for the other one");
+        let before = table.replace(renamed()).unwrap();
+        let [event] = &send_two().await[..] else { panic!("one event") };
+        assert!(event.contains(r#"cost for policy "tokens""#) && event.contains("llm-tokens"), "{event}");
+        table.replace(before).unwrap();
     }
+    // The last tier with tokens may leave.
+    table.replace(tokens_of_gold()).unwrap();
+    assert_eq!(send_two().await, Vec::<String>::new());
+    table.remove("gold");
+    assert_eq!(send_two().await, Vec::<String>::new());
 }
 
 #[test]
