@@ -134,13 +134,24 @@ impl Draft {
     /// ```
     #[must_use]
     pub fn shadow(mut self) -> Self {
-        self.shadow_where(|_| true);
+        self.shadow_all();
         self
+    }
+
+    pub(crate) fn shadow_all(&mut self) {
+        self.shadow_where(|_| true);
+        // An empty list is a mistake, and a shadow limit rejects no request.
+        if let Some(rest) = self.rest.as_deref().filter(|rest| rest.uncounted.is_none())
+            && self.is_empty()
+        {
+            let what = ConfigError::Pairs { given: 0, max: MAX_PAIRS }.to_string();
+            let uncounted = Some(KeyError::misconfigured(what));
+            self.rest = Some(Box::new(Rest { uncounted, ..rest.clone() }));
+        }
     }
 
     /// Makes the pairs of some keys shadow pairs.
     pub(crate) fn shadow_where(&mut self, is_shadow: impl Fn(&PartitionKey) -> bool) {
-        let is_empty = self.is_empty();
         if let Some(part) = &mut self.first {
             part.is_shadow |= is_shadow(&part.key);
         }
@@ -150,10 +161,6 @@ impl Draft {
             }
             for pair in &mut rest.pairs {
                 pair.is_shadow |= is_shadow(&pair.key);
-            }
-            if is_empty && rest.uncounted.is_none() {
-                let what = ConfigError::Pairs { given: 0, max: MAX_PAIRS }.to_string();
-                rest.uncounted = Some(KeyError::Misconfigured { what });
             }
         }
     }

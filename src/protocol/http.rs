@@ -141,8 +141,8 @@ impl Http {
             let other = limit.draft(head).or_else(|error| or_uncounted(error, is_shadow))?;
             *draft = mem::replace(draft, Draft::exempt()).and(other);
         }
-        if is_shadow {
-            draft.shadow_where(|_| true);
+        if is_shadow || self.options.enforce_percent == Some(0) {
+            draft.shadow_all();
         } else if let Some(percent @ ..100) = self.options.enforce_percent {
             draft.shadow_where(|key| u32::from(key.percentile()) >= percent);
         }

@@ -16,7 +16,7 @@ use tower_sliding_window::{
     Decision, Limiter, MemoryBackend, PartitionKey, PolicyTable, RateLimitLayer, RateLimitLayerBuilder,
     Reservation,
     answer::{Dialect, HttpOrGrpc, Reset},
-    backend::Reason,
+    backend::{Pair, Reason},
     key::KeyError,
     limit,
     outage::Unchecked,
@@ -185,6 +185,18 @@ async fn percentage_enforces_stable_part_of_keys() {
         }
         assert!(percent % 100 == 0 || (1..40).contains(&enforced));
     }
+}
+
+/// A mistake does not wait for the end of the rollout. In shadow mode, it rejects no request.
+#[tokio::test]
+async fn empty_list_of_pairs_is_a_mistake_at_any_percentage() {
+    for (percent, status) in [(0, 200), (1, 500), (99, 500), (100, 500)] {
+        let builder = RateLimitLayer::builder(memory()).plan_by(|_| Vec::<Pair>::new());
+        let site = serve(builder.enforce_percent(percent)).await;
+        assert_eq!(site.get("/", &[]).await.status, status, "{percent} percent");
+    }
+    let builder = RateLimitLayer::builder(memory()).plan_by(|_| Vec::<Pair>::new());
+    assert_eq!(serve(builder.shadow_by(|_| true)).await.get("/", &[]).await.status, 200);
 }
 
 #[test]
