@@ -489,9 +489,7 @@ impl Policy {
     /// calendar period is not possible. A [gate](Self::gate) stays a gate, because it has no quota. A policy without a
     /// [window](Self::window) gets no algorithm that needs one.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
-        let PolicySettings { name, quota, window, .. } = &self.0.settings;
-        let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
-        if properties.has_quota && !self.properties().has_quota {
+        if algorithm != Algorithm::Gate && !self.properties().has_quota {
             return Err(self.wrong_type("algorithm", algorithm, "that of a gate, which has no quota"));
         }
         if algorithm.has_window() && !self.algorithm().has_window() {
@@ -501,6 +499,8 @@ impl Policy {
                 "one without a window, as the policy has none",
             ));
         }
+        let PolicySettings { name, quota, window, .. } = &self.0.settings;
+        let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
         if let Some(lease) = self.lease()
             && !lease.is_possible(&properties)
         {
@@ -945,10 +945,11 @@ mod tests {
     fn policy_without_window_gets_none() {
         let bucket = Policy::token_bucket("api", 100, Rate::per_second(10)).unwrap();
         let exports = Policy::in_flight("exports", 9).unwrap();
-        for policy in [bucket.clone(), exports] {
-            let error = policy.clone().with_algorithm(Algorithm::FixedWindow).unwrap_err().to_string();
+        let buckets = Algorithm::SlidingBuckets { precision: Duration::from_secs(1) };
+        for (policy, algorithm) in [(bucket.clone(), Algorithm::FixedWindow), (exports, buckets)] {
+            let error = policy.clone().with_algorithm(algorithm).unwrap_err().to_string();
             let expected = format!(
-                "policy {:?}: algorithm FixedWindow: it must be one without a window, as the policy has none",
+                "policy {:?}: algorithm {algorithm:?}: it must be one without a window, as the policy has none",
                 policy.name()
             );
             assert_eq!(error, expected);
@@ -964,10 +965,9 @@ mod tests {
         let reduced = hundred.headroom_percent(5).unwrap();
         let Algorithm::TokenBucket { rate } = reduced.algorithm() else { panic!("the same type") };
         assert_eq!((reduced.quota(), rate), (Some(95), Rate::per_second(95)), "the exact rate");
-        // The units of a low rate are rounded more than its period.
         let reduced = bucket(100, Rate::per_second(7)).unwrap().headroom_percent(5).unwrap();
-        let expected = Rate::new(128, Duration::from_nanos(19_248_120_301));
-        assert_eq!(reduced.algorithm(), Algorithm::TokenBucket { rate: expected });
+        let expected = Rate::new(133, Duration::from_secs(20));
+        assert_eq!(reduced.algorithm(), Algorithm::TokenBucket { rate: expected }, "the exact rate");
         for (capacity, rate, share) in [
             (7, Rate::per_second(1), 3),
             (u32::MAX, Rate::new(u32::MAX, Duration::from_secs(1)), u32::MAX),

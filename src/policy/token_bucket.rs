@@ -75,15 +75,29 @@ fn is_possible(rate: Rate, capacity: NonZeroU32) -> bool {
 /// Returns a rate that is smaller by the factor of two capacities. It is rounded down, unless the smaller capacity would then need
 /// more than 366 days to return.
 pub(super) fn reduced(rate: Rate, from: NonZeroU32, to: NonZeroU32) -> Rate {
-    let fewer = u64::from(rate.units()) * u64::from(to.get()) / u64::from(from.get());
+    let units = u64::from(rate.units()) * u64::from(to.get());
     // Not more than the units were.
-    let same_period = Rate::new(fewer as u32, rate.period());
+    let same_period = Rate::new((units / u64::from(from.get())) as u32, rate.period());
+    let exact = if units % u64::from(from.get()) == 0 { Some(same_period) } else { exact(rate, from, to) };
+    if let Some(exact) = exact.filter(|exact| exact.is_in_range() && is_possible(*exact, to)) {
+        return exact;
+    }
     let rates = [128, 16, 1].into_iter().flat_map(|units| with_longer_period(rate, units, from, to));
     let longer_period = rates.into_iter().find(|rate| rate.period() <= MAX_WINDOW);
     let longer_period = longer_period.unwrap_or(Rate::new(1, MAX_WINDOW));
     // The one that is rounded less: the units if they are many, and otherwise the period.
-    let is_better = fewer > 0 && is_possible(same_period, to) && !longer_period.is_faster_than(same_period);
+    let is_better =
+        same_period.units() > 0 && is_possible(same_period, to) && !longer_period.is_faster_than(same_period);
     if is_better { same_period } else { longer_period }
+}
+
+/// Returns the rate that is smaller by exactly the factor of two capacities. None if its numbers are too large.
+fn exact(rate: Rate, from: NonZeroU32, to: NonZeroU32) -> Option<Rate> {
+    // The factor in its lowest terms, in the form of a rate.
+    let factor = Rate::new(to.get(), Duration::from_micros(from.get().into()));
+    let [units, period] = factor.lowest_terms();
+    let units = u32::try_from(u64::from(rate.units()) * units).ok()?;
+    Some(Rate::new(units, Duration::from_micros(rate.period_micros().checked_mul(period)?)))
 }
 
 /// Returns a smaller rate of this many units. The more they are, the less the rate changes because its period is rounded. None if the
