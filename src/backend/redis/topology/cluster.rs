@@ -47,8 +47,8 @@ const MAX_QUERIED_NODES: usize = 12;
 const MAX_WANTED_REPORTS: usize = 3;
 /// After the first report that counts, a refresh waits at most this long for others.
 const REPORT_WAIT: Duration = Duration::from_millis(50);
-/// The shortest time between the starts of two refreshes. It doubles with each refresh that finds the same slots, so that many
-/// processes do not load a cluster of which a node has failed.
+/// The shortest time between the starts of two refreshes. It doubles with each refresh that finds no other slots, or fails, so that
+/// many processes do not load a cluster of which a node has failed.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest time for which a refresh that is needed is put off.
 const MAX_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -429,7 +429,9 @@ impl ClusterState {
     }
 
     fn start_refresh(&mut self, now: Instant) {
-        if self.refresh_started.is_none_or(|started| now >= started + 2 * MAX_REFRESH_INTERVAL) {
+        let is_next = self.refresh_started.is_some_and(|started| now < started + 2 * MAX_REFRESH_INTERVAL);
+        // Without slots, nothing works.
+        if !is_next || self.slots.is_empty() {
             self.refreshes = 0;
         }
         let interval = (REFRESH_INTERVAL * (1 << self.refreshes.min(4))).min(MAX_REFRESH_INTERVAL);
@@ -501,14 +503,20 @@ fn parse(address: &str, host: Option<&str>) -> Option<Address> {
 mod tests {
     use std::ops::Range;
 
+    use redis::Value;
+
     use super::*;
-    use crate::backend::redis::{tls::Tls, topology::endpoint::Endpoint};
+    use crate::backend::redis::{slot::SLOTS, tls::Tls, topology::endpoint::Endpoint};
+
+    fn cluster() -> Cluster {
+        let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
+        Cluster::new(Vec::new(), false, move |_| Target::Endpoint(Box::new(endpoint.clone())))
+    }
 
     /// A node that is out of date names the old owner, which has refused a command.
     #[test]
     fn redirect_to_refused_node_leaves_the_map() {
-        let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
-        let cluster = Cluster::new(Vec::new(), false, move |_| Target::Endpoint(Box::new(endpoint.clone())));
+        let cluster = cluster();
         let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
         cluster.0.move_slot(7, &new);
         cluster.0.state.lock().refused.insert(old.clone(), Instant::now());
@@ -521,7 +529,9 @@ mod tests {
 
     #[test]
     fn refreshes_that_find_the_same_slots_become_rare() {
-        let mut state = ClusterState::default();
+        let owner = ("node".to_owned(), 7_000);
+        let slots = || vec![(0..=SLOTS - 1, owner.clone())];
+        let mut state = ClusterState { slots: slots(), ..ClusterState::default() };
         let begin = Instant::now();
         // Whether a refresh is needed in each of these milliseconds, and which of them start one.
         let starts = |state: &mut ClusterState, milliseconds: Range<u64>| -> Vec<u64> {
@@ -542,12 +552,45 @@ mod tests {
             of_outage.windows(2).all(|pair| (100..=1_000).contains(&(pair[1] - pair[0]))),
             "{of_outage:?}"
         );
-        // A redirect, or other slots.
         state.refresh_soon();
         let after_change = starts(&mut state, 10_000..10_101);
         assert!(!after_change.is_empty());
         // A later outage.
         assert_eq!(starts(&mut state, 20_000..20_150), [20_000, 20_100]);
+        // Without slots.
+        state.slots.clear();
+        assert!(starts(&mut state, 30_000..40_000).len() >= 99);
+    }
+
+    /// Returns a cluster whose refreshes have become rare.
+    fn unchanged_for_long() -> Cluster {
+        let cluster = cluster();
+        let mut state = cluster.0.state.lock();
+        state.slots = vec![(0..=9, ("old".to_owned(), 6_379))];
+        (0..9).for_each(|_| state.start_refresh(Instant::now()));
+        assert!(state.refresh_interval > REFRESH_INTERVAL);
+        drop(state);
+        cluster
+    }
+
+    #[test]
+    fn change_of_slots_permits_next_refresh() {
+        let new = ("new".to_owned(), 6_379);
+        let cluster = unchanged_for_long();
+        cluster.0.move_slot(7, &new);
+        assert_eq!(cluster.0.state.lock().refresh_interval, REFRESH_INTERVAL);
+        for (owner, permits) in [("old", false), ("new", true)] {
+            let cluster = unchanged_for_long();
+            let mut state = cluster.0.state.lock();
+            let text = |text: &str| Value::BulkString(text.into());
+            let slots = [Value::Int(0), Value::Int(9), Value::Array(vec![text(owner), Value::Int(6_379)])];
+            let slots = Value::Array(vec![Value::Array(slots.into())]);
+            let unknown = Err(RedisError::from((ErrorKind::Client, "not permitted")));
+            let report = SlotReport::parse(slots, Ok(text("cluster_state:ok")), unknown, "host").unwrap();
+            let reports = [(new.clone(), report)];
+            let _ = cluster.0.update(&mut state, &reports, Instant::now());
+            assert_eq!(state.refresh_interval == REFRESH_INTERVAL, permits, "{owner}");
+        }
     }
 
     #[test]
