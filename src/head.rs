@@ -9,16 +9,26 @@ use crate::lock::Lock;
 /// An HTTP request without its body.
 ///
 /// Every closure of a [`RateLimitLayerBuilder`](crate::RateLimitLayerBuilder) takes one, whatever the body of the service is. To use a key
-/// extractor or a cost elsewhere, convert a reference to a [`Request`], or to its [`Parts`](request::Parts), as an extractor of axum has
-/// them:
+/// extractor or a cost elsewhere, convert a reference to a [`Request`], or to its [`Parts`](request::Parts):
 ///
 /// ```
-/// use tower_sliding_window::{Head, KeyExtractor, PartitionKey, header};
+/// # #[cfg(feature = "axum")]
+/// # mod example {
+/// use std::net::IpAddr;
+/// use axum::{extract::FromRequestParts, http::request::Parts};
+/// use tower_sliding_window::{Head, Rejection, key::client_ip};
 ///
-/// let (parts, _body) = http::Request::get("/").header("x-api-key", "alice").body(())?.into_parts();
-/// let head = Head::from(&parts);
-/// assert_eq!(header("x-api-key")?.extract(&head)?, Some(PartitionKey::header("x-api-key", "alice")));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// /// The address of the client.
+/// struct ClientAddress(Option<IpAddr>);
+///
+/// impl<S: Sync> FromRequestParts<S> for ClientAddress {
+///     type Rejection = Rejection;
+///
+///     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
+///         Ok(Self(client_ip().address(&Head::from(&*parts))?))
+///     }
+/// }
+/// # }
 /// ```
 #[derive(Clone, Copy)]
 #[non_exhaustive]

@@ -48,6 +48,12 @@ pub enum Rejection {
     Misconfigured(Arc<ConfigError>),
 }
 
+impl From<KeyError> for Rejection {
+    fn from(error: KeyError) -> Self {
+        Self::Key(error)
+    }
+}
+
 impl Rejection {
     /// Creates a [`WaitTooLong`](Self::WaitTooLong), for the test of an answer.
     pub const fn wait_too_long(at_least: Duration) -> Self {
