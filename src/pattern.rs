@@ -21,8 +21,9 @@ impl<'a> Pattern<'a> {
                     .error(format!("segment {segment:?} has the syntax of axum 0.7: write `{syntax}`")));
             }
         }
-        if let Some(character) =
-            pattern.literals().find(|c| matches!(c, '?' | '#') || c.is_whitespace() || c.is_control())
+        if let Some(character) = pattern
+            .literals()
+            .find(|c| matches!(c, '?' | '#') || c.is_ascii_whitespace() || c.is_ascii_control())
         {
             let reason = match character {
                 '?' => "it must be a path without a query, and no path contains `?`".to_owned(),
