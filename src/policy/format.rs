@@ -136,7 +136,11 @@ impl PolicyFields<'_> {
     /// Returns an error of a parser with the name of the policy. JSON finds the line in the text. TOML loses the column inside of the value,
     /// so an error without a name stays as it is.
     fn name_in<E: Error>(&self, error: E) -> E {
-        if self.name.is_some() { self.error(error) } else { error }
+        match &self.name {
+            // TOML adds lines about the place.
+            Some(_) => self.error(error.to_string().lines().next().unwrap_or_default()),
+            None => error,
+        }
     }
 }
 
