@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use http::header;
-use tower_sliding_window::{RateLimitLayerBuilder, Limiter, MemoryBackend, Policy, RateLimitLayer, peer_ip};
+use tower_sliding_window::{Limiter, MemoryBackend, Policy, RateLimitLayer, RateLimitLayerBuilder, peer_ip};
 
 fn policy() -> Policy {
     Policy::new("requests", 1, Duration::from_secs(60)).unwrap()
