@@ -98,7 +98,7 @@ async fn name_of_any_policy_of_layer_causes_no_warning() {
 async fn replacement_that_loses_name_of_cost_causes_one_warning() {
     let (events, _guard) = Events::collect();
     let table = tokens_of_gold();
-    let limits = with_table(&table).cost(tokens(500)).build().unwrap();
+    let limits = with_table(&table).cost(tokens(5)).build().unwrap();
     let site = Site::serve(Router::new().route("/", get(async || "")).layer(limits)).await;
     let send_two = async || {
         for _ in 0..2 {
