@@ -29,8 +29,8 @@ pub trait PolicySelector: Send + Sync + 'static {
     /// Returns the policies of this request, in addition to the policies for all requests. [`Tier::Unlimited`] adds none.
     fn select(&self, head: &Head<'_>) -> Tier;
 
-    /// Returns the table from which this selector chooses, if all policies that it chooses are those of this table. A layer then compares every change of the table with its own policies and
-    /// costs: see [`PolicyTable::replace`]. The default is `None`.
+    /// Returns the table from which this selector chooses, if all policies that it chooses are those of this table. A layer then compares
+    /// every change of the table with its own policies and costs: see [`PolicyTable::replace`]. The default is `None`.
     fn table(&self) -> Option<&PolicyTable> {
         None
     }

@@ -74,7 +74,7 @@ use crate::error::ConfigError;
 /// | repeats the name of a policy that the layer has for every request, or has more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together with them | an error, also when the layer is built |
 /// | has a policy [in flight](crate::Policy::in_flight), and the backend holds no units, or the layer [keeps the type of a body](crate::RateLimitLayer::same_body) | an error, also when the layer is built |
 /// | has a policy for which the constant cost of all requests is 0, and the layer [settles](crate::guide::settling) | an error, also when the layer is built |
-/// | has no policy that a constant cost [names](crate::Costs), as all other tiers of the tables of the layer | one warning, with the next request after [`replace`](Self::replace) or the build. The cost has no effect |
+/// | has no policy that a constant cost [names](crate::Costs), and nor has any other tier in the tables of the layer | one warning, with the next request after [`replace`](Self::replace) or the build. The cost has no effect |
 /// | has a quota below the constant cost of all requests | an error. When the layer is built, there is no error, and the first such request causes a warning |
 /// | has a quota and a constant cost that allow more charges than a [sliding log](crate::Algorithm::SlidingLog) holds | one warning, with the next request |
 ///
