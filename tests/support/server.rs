@@ -2,12 +2,13 @@
 //! other process.
 
 use std::{
-    collections::hash_map::RandomState,
+    collections::{BTreeSet, hash_map::RandomState},
     fs,
     hash::{BuildHasher, Hasher},
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -246,10 +247,23 @@ impl Drop for Running {
     }
 }
 
+/// The ports that were returned before. A port is returned only once: the replica of a server that has ended still connects to its port, and
+/// would replace its data with those of another server there.
+static RETURNED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+fn is_new(port: u16) -> bool {
+    RETURNED.lock().unwrap_or_else(PoisonError::into_inner).insert(port)
+}
+
 /// Returns a free port.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().unwrap().port()
+    loop {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().unwrap().port();
+        if is_new(port) {
+            return port;
+        }
+    }
 }
 
 /// Returns a free port whose cluster bus port, 10,000 above it, is free as well. Both are below the ephemeral ports of the
@@ -259,7 +273,7 @@ pub fn free_cluster_port() -> u16 {
     let random = || 12_000 + (RandomState::new().build_hasher().finish() % 10_000) as u16;
     (0..1_000)
         .map(|_| random())
-        .find(|port| is_free(*port) && is_free(*port + 10_000))
+        .find(|port| is_free(*port) && is_free(*port + 10_000) && is_new(*port))
         .expect("two free ports")
 }
 
