@@ -162,7 +162,7 @@ impl RateLimitLayerBuilder {
         self.first("policies", |limit| limit.policies(selector))
     }
 
-    /// Chooses policies by a closure; see [`policies`](Self::policies). It returns a [`Policy`], [`Policies`] or a
+    /// Chooses policies by a closure; see [`policies`](Self::policies). It returns a [`Policy`], [`Policies`](crate::Policies) or a
     /// [`Tier`](crate::policy::Tier). `Tier::Unlimited` adds no policies.
     ///
     /// ```
