@@ -70,7 +70,7 @@ pub struct PathParam {
 /// # Errors
 ///
 /// Returns [`ConfigError::InvalidRoute`] unless each route begins with `/`, has no segment that begins with `:` or `*`, and contains
-/// the parameter; or if a route has more than 25 parameters, cannot be parsed, contains `?`, `#`, white space or a control character, or
+/// the parameter; or if a route has more than 25 parameters, cannot be parsed, contains `?`, `#`, ASCII white space or an ASCII control character, or
 /// conflicts with another one.
 pub fn path_param<R: AsRef<str>>(
     name: &str,

@@ -138,6 +138,7 @@ impl Draft {
         self
     }
 
+    /// Makes all pairs shadow pairs. An empty draft that is not exempt passes uncounted, with a warning.
     pub(crate) fn shadow_all(&mut self) {
         self.shadow_where(|_| true);
         // An empty list is a mistake, and a shadow limit rejects no request.
