@@ -13,7 +13,7 @@ use super::{alice, now, policy};
 use crate::http::SECOND;
 
 /// A backend that is not a memory backend for the limiter, so that it receives every check.
-struct Wrapped(MemoryBackend);
+pub(super) struct Wrapped(pub(super) MemoryBackend);
 
 impl Backend for Wrapped {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Costs, Decision, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
-    backend::{Backend, BackendError, Check, Reason},
+    Costs, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
+    backend::Reason,
     outage::Share,
     policy::Rate,
     settle::{Settled, TokenError, Unsettled},
-    testing::{FakeBackend, ManualClock},
+    testing::ManualClock,
 };
 
-use super::{alice, now, policy};
+use super::{alice, now, one_policy::Wrapped, policy};
 use crate::http::MINUTE;
 
 fn limiter(memory: &MemoryBackend, policy: Policy) -> Limiter {
@@ -129,19 +129,7 @@ fn shadow_pair_without_charge_is_not_settled() {
 
 #[test]
 fn other_backend_has_no_tokens() {
-    struct Wrapped(FakeBackend);
-    impl Backend for Wrapped {
-        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-            self.0.check(check).await
-        }
-        fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
-            self.0.check_now(check)
-        }
-        fn changes_charges(&self) -> bool {
-            true
-        }
-    }
-    let limiter = Limiter::builder(Wrapped(FakeBackend::admitting()));
+    let limiter = Limiter::builder(Wrapped(MemoryBackend::new()));
     let limiter = limiter.policy(policy("pages", 100)).build().unwrap();
     let unsupported = |error: TokenError| matches!(error, TokenError::Backend(error) if error.reason() == Reason::Unsupported);
     assert!(unsupported(token(&limiter, 1).unwrap_err()));
