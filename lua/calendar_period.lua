@@ -17,8 +17,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   -- No pair is charged, because none finds room.
   if now < begin or now >= ends_at then return true, pack(CLOCK_FORMAT, now), '' end
 
-  -- The charges so far do not count from `falls_at` on, and a charge now not from `ends_at` on.
-  local at, used, falls_at, kept_until, verdict, has_time_to_live, generation = now, 0, ends_at, ends_at, ADMIT, false, nil
+  -- For this policy, usage counts until `ends_at`. For another one, it may count until `kept_until`.
+  local at, used, kept_until, verdict, has_time_to_live, generation = now, 0, ends_at, ADMIT, false, nil
   local value = call('GET', key)
   if value then
     if #value ~= PERIOD_SIZE then error('FOREIGNVALUE ' .. key) end
@@ -28,19 +28,14 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     -- foreign and counts as empty.
     if last <= now then
       -- Before the stored end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other
-      -- begins would start several periods in one.
-      if now < stored_end and (begin <= stored_begin or begin <= last) then
+      -- begins would start several periods in one. A charge does not move the stored end: that of a busy client might never come.
+      if stored > 0 and now < stored_end and (begin <= stored_begin or begin <= last) then
         if begin < stored_begin then verdict = EARLIER_PERIOD end
-        begin, used = stored_begin, stored
-        if stored_end >= ends_at then
-          kept_until, has_time_to_live = stored_end, true
-        else
-          falls_at = stored_end
-        end
+        begin, used, kept_until, has_time_to_live = stored_begin, stored, stored_end, true
+        ends_at = math.min(ends_at, stored_end)
       end
     elseif last <= now + stored_end - stored_begin then
-      at, begin, used, has_time_to_live = last, stored_begin, stored, true
-      ends_at, falls_at, kept_until = stored_end, stored_end, stored_end
+      at, begin, used, ends_at, kept_until, has_time_to_live = last, stored_begin, stored, stored_end, stored_end, true
     end
     -- The generation is at the begin of the value, and `pack` reads no more of it.
     if used > 0 then generation = value end
@@ -49,7 +44,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if cost > 0 and used + cost > quota and not EXCEEDS_QUOTA then
     admitted = false
     if cost <= quota then
-      verdict, retry_after = verdict + WAIT, falls_at - now
+      verdict, retry_after = verdict + WAIT, ends_at - now
     else
       verdict = verdict + NEVER
     end
@@ -60,7 +55,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local receipt = ''
   if HAS_RECEIPTS then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
-    used, falls_at = used + cost, ends_at
+    used = used + cost
     if used > MAX_CALENDAR_USED then used = MAX_CALENDAR_USED end
     if purpose ~= PEEK then
       generation = generation or sub(args[1], -GENERATION_SIZE)
@@ -75,9 +70,6 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   end
   local remaining, reset_after, next_after = quota - used, 0, ends_at - now
   if remaining < 0 then remaining = 0 end
-  if used > 0 then
-    reset_after = falls_at - now
-    next_after = reset_after
-  end
+  if used > 0 then reset_after = next_after end
   return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
 end

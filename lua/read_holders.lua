@@ -11,8 +11,16 @@ return function(key, hold_time, id, id_high, now, READER)
   if #value % HOLDER_SIZE ~= CLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
   local step, own, own_end, own_offset = parse(CLOCK_FORMAT, value) - now, nil, 0, 0
   -- If the clock has gone back, each entry has as much time left as at the last write. If it has gone back by more than a
-  -- hold time, the value is foreign: no entry counts longer than two hold times.
-  if step > hold_time then return held, latest, nil, 0, 0, nil, 0 end
+  -- hold time, the value is foreign: no entry counts longer than two hold times. Another holder may have a longer hold time,
+  -- which is at least what an entry had left.
+  if step > hold_time then
+    local longest = 0
+    for offset = CLOCK_SIZE + 1, #value, HOLDER_SIZE do
+      local _, _, ends_at = parse(HOLDER_FORMAT, value, offset)
+      longest = math.max(longest, ends_at - now - step)
+    end
+    if step > longest then return held, latest, nil, 0, 0, nil, 0 end
+  end
   if step < 0 then step = 0 end
   for offset = CLOCK_SIZE + 1, #value, HOLDER_SIZE do
     local low, high, ends_at, units = parse(HOLDER_FORMAT, value, offset)

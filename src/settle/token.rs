@@ -63,7 +63,7 @@ pub enum TokenError {
     Secret,
     /// The token contains a policy that this limiter does not have.
     #[error(
-        "token of policy {policy:?}: this limiter has no policy of this name, type and window; its policies are {known:?}"
+        "token of policy {policy:?}: this limiter has no policy of this name, type and window, or time in which a full capacity returns; its policies are {known:?}"
     )]
     #[non_exhaustive]
     UnknownPolicy {

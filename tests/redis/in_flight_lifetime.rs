@@ -189,6 +189,14 @@ fn clock_that_goes_back_extends_no_unit_beyond_its_hold_time() {
             assert!(is_admitted(1, START - 300 * SECOND - 1).await, "{engine:?}: the value is foreign");
             first.release(held).await;
 
+            // The longest hold time of all holders decides this, not that of the holder that reads.
+            clock.set_micros(START);
+            Admin::at(&server).query::<()>(&["FLUSHALL"]);
+            let held = first.acquire(QUOTA, 3_600).await;
+            assert!(!is_admitted(1, START - 3_600 * SECOND).await, "{engine:?}: the hold time of the other holder");
+            assert!(is_admitted(1, START - 3_600 * SECOND - 1).await, "{engine:?}: the value is foreign");
+            first.release(held).await;
+
             clock.set_micros(START);
             Admin::at(&server).query::<()>(&["FLUSHALL"]);
             let held = first.acquire(QUOTA - 1, 300).await;

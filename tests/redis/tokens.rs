@@ -142,7 +142,7 @@ async fn token_of_other_settings_is_an_error_that_names_them() {
         }
         assert_eq!(
             error(shop(secret, "shop", "sheets"), &token).await,
-            r#"token of policy "pages-o": this limiter has no policy of this name, type and window; its policies are ["sheets"]"#
+            r#"token of policy "pages-o": this limiter has no policy of this name, type and window, or time in which a full capacity returns; its policies are ["sheets"]"#
         );
         // The first six bits are the upper ones of the version, which is 1.
         let newer = format!("B{}", &token[1..]);

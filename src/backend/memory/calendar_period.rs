@@ -19,7 +19,7 @@ pub(super) struct CalendarPeriod {
     /// The instant of the last charge, which is in the period.
     last: u64,
     begin: u64,
-    /// The end of the period, as of the policies that have charged it: the latest one.
+    /// The end of the period, as of the policy that has begun it.
     end: u64,
     used: u64,
 }
@@ -27,10 +27,9 @@ pub(super) struct CalendarPeriod {
 /// A calendar period at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct CalendarPeriodReading {
-    /// The end of the period, as of the policy that reads it: from then on, a charge now does not count.
+    /// The instant from which on the usage does not count for the policy that reads it: the earlier one of the end of its own period
+    /// and that of the stored one.
     end: u64,
-    /// The instant from which on the charges so far do not count: the earlier one of this end and that of the period that goes on.
-    falls_at: u64,
     /// The usage after a charge of nothing now. Its last instant is that of the pair: the clock, or the last charge's instant while the
     /// clock is behind it.
     usage: CalendarPeriod,
@@ -47,23 +46,23 @@ impl Count for CalendarPeriod {
         let [before, middle, after] = policy.boundaries_around(clock).unwrap_or_default();
         let period = if clock < middle { before..middle } else { middle..after };
         let new = Self { last: clock, begin: period.start, end: period.end, ..Self::EMPTY };
-        let (end, falls_at, usage) = match monotonic_instant(clock, last, end - begin) {
-            None => (period.end, period.end, new),
-            Some(now) if now > clock => (end, end, *self),
+        let (end, usage) = match monotonic_instant(clock, last, end - begin) {
+            None => (period.end, new),
+            Some(now) if now > clock => (end, *self),
             // Before the end, a later begin starts a period only if nothing was charged since. Otherwise, policies with other begins
             // would start several periods in one.
-            Some(now) if now >= end || period.start > begin && period.start > last => {
-                (period.end, period.end, new)
+            Some(now) if self.used == 0 || now >= end || period.start > begin && period.start > last => {
+                (period.end, new)
             }
             Some(_) => {
                 if period.start < begin {
                     observe::earlier_period(policy);
                 }
-                let usage = Self { last: clock, end: end.max(period.end), ..*self };
-                (period.end, end.min(period.end), usage)
+                // A charge does not move the stored end: that of a busy client might never come.
+                (end.min(period.end), Self { last: clock, ..*self })
             }
         };
-        CalendarPeriodReading { end, falls_at, usage }
+        CalendarPeriodReading { end, usage }
     }
 
     fn instant(reading: &CalendarPeriodReading) -> CalendarPeriodReading {
@@ -98,14 +97,11 @@ impl UsageReading for CalendarPeriodReading {
     }
 
     fn falls_to(&self, units: u64) -> u64 {
-        if self.uses_at_most(units) { self.usage.last } else { self.falls_at }
+        if self.uses_at_most(units) { self.usage.last } else { self.end }
     }
 
     fn forecast(&self, units: u64, _: u64) -> Forecast {
-        let used = self.usage.used + units;
-        // What is used so far, without a charge now, may end earlier.
-        let end = if units == 0 && used > 0 { self.falls_at } else { self.end };
-        Forecast { used, next: end, reset: end }
+        Forecast { used: self.usage.used + units, next: self.end, reset: self.end }
     }
 }
 

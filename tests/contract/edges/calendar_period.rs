@@ -106,7 +106,7 @@ edges! {
         assert_eq!(bench.used("a", &monthly(3, 1)), 3, "its period began earlier");
     }
 
-    kept_calendar_period_is_stored_until_its_latest_end: |bench| {
+    kept_calendar_period_is_stored_until_its_own_end: |bench| {
         bench.clock.set_micros(utc([2026, 6, 4, 0]));
         assert!(bench.admits("a", &monthly(3, 1), 2));
         // For this anchor, the period ends on 10 June.
@@ -114,6 +114,12 @@ edges! {
         bench.clock.set_micros(utc([2026, 6, 11, 0]));
         assert_eq!(bench.used("a", &monthly(3, 1)), 3);
         assert_eq!(bench.used("a", &monthly(3, 10)), 0);
+        // For this one, it began on 8 June and ends on 8 July, but the counted period ends on 1 July.
+        bench.clock.set_micros(utc([2026, 6, 9, 0]));
+        bench.reset(&[("a", &monthly(3, 1), 0)]);
+        assert!(bench.admits("a", &monthly(3, 1), 2));
+        assert!(bench.admits("a", &monthly(3, 8), 1));
+        assert_eq!(bench.assert_exact_wait("a", &monthly(3, 8), 1), 22 * DAY);
     }
 
     period_that_has_ended_never_goes_on: |bench| {
@@ -168,7 +174,7 @@ edges! {
         assert!(verified > 100 && unused > 20, "{verified}, {unused}");
     }
 
-    two_anchors_admit_at_most_twice_quota: |bench| {
+    two_anchors_admit_quota_to_twice_quota: |bench| {
         let (quota, mut random) = (4_u32, Random(5));
         for round in 0..12 {
             let key = round.to_string();
@@ -184,8 +190,17 @@ edges! {
                 bench.move_clock(random.below(3 * DAY) as i64);
                 let policy = &policies[random.below(2) as usize];
                 let cost = 1 + random.below(u64::from(quota)) as u32;
+                let now = bench.clock.now_micros();
                 if bench.admits(&key, policy, cost) {
-                    charges.push((bench.clock.now_micros(), cost));
+                    charges.push((now, cost));
+                } else {
+                    let has_no_room = |policy: &Policy| {
+                        let model = crate::contract::model::calendar_period::CalendarPeriod::of(policy.algorithm());
+                        let [begin, _] = model.period(now);
+                        let used: u32 = charges.iter().filter(|(at, _)| *at >= begin).map(|(_, cost)| *cost).sum();
+                        used + cost > quota
+                    };
+                    assert!(policies.iter().any(has_no_room), "{days:?}: {cost} units fit the periods of both at {now}");
                 }
             }
             for policy in &policies {
