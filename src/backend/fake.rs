@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     backend::{
-        Backend, BackendError, Reason,
+        Backend, BackendError, Reason, Tokens,
         tokens::{TokenOutcome, TokenSettlement, TokenStore},
     },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -228,6 +228,10 @@ impl Backend for FakeBackend {
     }
 
     /// Returns a name that clones share.
+    fn tokens(&self) -> Option<Tokens> {
+        Some(Tokens::new(self.clone()))
+    }
+
     fn store(&self) -> Option<String> {
         Some(format!("fake {}", self.0.lock().number))
     }

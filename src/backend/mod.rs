@@ -25,6 +25,7 @@ pub(crate) mod tokens;
 pub use crate::error::{BackendError, Reason};
 pub(crate) use erased::DynBackend;
 pub use memory::{MemoryBackend, WhenFull};
+pub use tokens::Tokens;
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
 
@@ -40,7 +41,7 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 ///
 /// Only [`check`](Self::check) is required. A backend that can change charges also implements
 /// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset). Only the backends of this crate have
-/// [tokens](crate::Reservation::into_token). With any other backend, `into_token` returns [`Reason::Unsupported`].
+/// [`tokens`](Self::tokens). With any other backend, [`into_token`](crate::Reservation::into_token) returns [`Reason::Unsupported`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -179,6 +180,13 @@ pub trait Backend: Send + Sync + 'static {
     /// same name. So their limiters warn about conflicting policies, and a refund or a reset by one of them invalidates the denials that
     /// the others of its namespace know; a reset also ends their leases. A limiter calls this method once, when it is built.
     fn store(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns what makes and settles [tokens](crate::Reservation::into_token), or `None` without support for them, the default. Only the
+    /// backends of this crate have it; a backend around one of them may pass this call on to it. A limiter calls this method once, when it
+    /// is built.
+    fn tokens(&self) -> Option<Tokens> {
         None
     }
 }

@@ -1,5 +1,7 @@
 //! What a store needs to settle reservations by their tokens.
 
+use std::{fmt, sync::Arc};
+
 use tokio::time::Instant;
 
 use crate::{
@@ -9,6 +11,23 @@ use crate::{
     now_or_later::NowOrLater,
     policy::Policy,
 };
+
+/// Makes and settles the [tokens](crate::Reservation::into_token) of a backend of this crate: see
+/// [`Backend::tokens`](crate::backend::Backend::tokens).
+#[derive(Clone)]
+pub struct Tokens(pub(crate) Arc<dyn TokenStore>);
+
+impl Tokens {
+    pub(crate) fn new(store: impl TokenStore + 'static) -> Self {
+        Self(Arc::new(store))
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").finish_non_exhaustive()
+    }
+}
 
 /// A store that settles tokens, each once: it remembers a settled token until the token has expired.
 pub(crate) trait TokenStore: Send + Sync {

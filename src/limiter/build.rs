@@ -102,7 +102,7 @@ impl Limiter {
             deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
             learning: None,
-            tokens: token_store(&backend),
+            tokens: backend.tokens().map(|tokens| tokens.0),
             pair_backend,
             backend: Arc::new(backend),
         }
@@ -376,19 +376,6 @@ impl LimiterBuilder {
         }
         check_held(policies, self.backend.holds_units())
     }
-}
-
-/// Returns the backend as one that settles tokens, if it is.
-fn token_store(backend: &dyn Any) -> Option<Arc<dyn TokenStore>> {
-    #[cfg(feature = "redis")]
-    if let Some(backend) = backend.downcast_ref::<crate::backend::redis::RedisBackend>() {
-        return Some(Arc::new(backend.clone()));
-    }
-    #[cfg(feature = "test-util")]
-    if let Some(backend) = backend.downcast_ref::<crate::backend::fake::FakeBackend>() {
-        return Some(Arc::new(backend.clone()));
-    }
-    Some(Arc::new(backend.downcast_ref::<MemoryBackend>()?.clone()))
 }
 
 fn region_key(region: String) -> Result<PartitionKey, ConfigError> {

@@ -66,7 +66,7 @@ pub(super) struct LimiterInner {
     pub(super) _lifetime: Option<Lifetime>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct LimiterSettings {
     pub(super) policies: Vec<Policy>,
     pub(super) namespace: Namespace,
@@ -110,6 +110,13 @@ impl Limiter {
 
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0.settings, f)
+        let LimiterSettings { policies, namespace, region, deadline, rule, .. } = &self.0.settings;
+        f.debug_struct("Limiter")
+            .field("policies", policies)
+            .field("namespace", &namespace.as_str())
+            .field("region", region)
+            .field("deadline", deadline)
+            .field("rule", rule)
+            .finish_non_exhaustive()
     }
 }

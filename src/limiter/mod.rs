@@ -78,9 +78,9 @@ pub use rejection::Rejection;
 ///
 /// # Runtime
 ///
-/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
-/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
-/// [wait](Self::wait), every backend needs tokio with its timer enabled.
+/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled, and
+/// Redis with its sockets too (`enable_all`, as in `#[tokio::main]`; tokio panics where they are missing). Outside tokio there is no
+/// deadline. To [wait](Self::wait), every backend needs tokio with its timer enabled.
 impl Limiter {
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if the cost does not name it.
     ///

@@ -193,7 +193,10 @@ fn clock_that_goes_back_extends_no_unit_beyond_its_hold_time() {
             clock.set_micros(START);
             Admin::at(&server).query::<()>(&["FLUSHALL"]);
             let held = first.acquire(QUOTA, 3_600).await;
-            assert!(!is_admitted(1, START - 3_600 * SECOND).await, "{engine:?}: the hold time of the other holder");
+            assert!(
+                !is_admitted(1, START - 3_600 * SECOND).await,
+                "{engine:?}: the hold time of the other holder"
+            );
             assert!(is_admitted(1, START - 3_600 * SECOND - 1).await, "{engine:?}: the value is foreign");
             first.release(held).await;
 

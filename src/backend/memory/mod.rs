@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::{Backend, BackendError},
+    backend::{Backend, BackendError, Tokens},
     check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
@@ -230,6 +230,10 @@ impl Backend for MemoryBackend {
     fn reset_now(&self, pairs: &Check) -> Option<Result<(), BackendError>> {
         self.0.reset(pairs);
         Some(Ok(()))
+    }
+
+    fn tokens(&self) -> Option<Tokens> {
+        Some(Tokens::new(self.clone()))
     }
 
     fn store(&self) -> Option<String> {

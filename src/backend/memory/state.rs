@@ -57,7 +57,7 @@ pub(super) struct MemoryState {
     swept: AtomicUsize,
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
-    pub(super) tokens: Lock<Tokens>,
+    pub(super) tokens: Lock<StoredTokens>,
     pub(super) answers: Lock<Answers>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct MemoryState {
 type Answers = Expiring<(Namespace, PairKey), u64>;
 
 /// The charge of each token. `None` once it is settled.
-type Tokens = Expiring<u64, Option<(Check, Vec<Receipt>)>>;
+type StoredTokens = Expiring<u64, Option<(Check, Vec<Receipt>)>>;
 
 /// The result of an attempt to decide a check.
 pub(super) enum DecisionAttempt {

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    backend::{Backend, BackendError, Reason, generation::Generations},
+    backend::{Backend, BackendError, Reason, Tokens, generation::Generations},
     check::{Check, Refund},
     decision::Decision,
     guard::Protection,
@@ -363,6 +363,10 @@ impl Backend for RedisBackend {
     /// Returns true on the server's own clock. A test may move an injected clock at any time.
     fn grants_leases(&self) -> bool {
         self.injected_micros().is_none()
+    }
+
+    fn tokens(&self) -> Option<Tokens> {
+        Some(Tokens::new(self.clone()))
     }
 
     fn store(&self) -> Option<String> {

@@ -7,7 +7,7 @@ use std::{
 
 use redis::{
     Cmd, RedisFuture, Value,
-    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+    aio::{ConnectionLike, MultiplexedConnection},
 };
 
 use super::server_state::ServerState;
@@ -51,7 +51,11 @@ where
 impl External {
     /// Returns a connection that may lead to a cluster, unless its type leads to one server.
     pub(crate) fn new<C: ConnectionLike + Clone + Send + Sync + 'static>(connection: C) -> Self {
-        let types = [TypeId::of::<MultiplexedConnection>(), TypeId::of::<ConnectionManager>()];
+        let types = [
+            TypeId::of::<MultiplexedConnection>(),
+            #[cfg(feature = "redis-1")]
+            TypeId::of::<redis::aio::ConnectionManager>(),
+        ];
         let is_one_server = types.contains(&TypeId::of::<C>());
         Self::with_servers(connection, if is_one_server { 1 } else { SLOTS })
     }
