@@ -103,12 +103,15 @@ where
                 }
                 ProgressProj::Running { running, core, admission } => {
                     let result = ready!(running.poll(cx)).map_err(W::inner_error).map(|response| {
-                        if let (Some(admission), Some(stated)) =
-                            (&*admission, core.protocol.stated(&response))
+                        let stated = admission.as_ref().and_then(|_| core.protocol.stated(&response));
+                        let response = core.protocol.respond(response, admission.as_ref());
+                        // The answer states what remains after the settlement.
+                        if let Some(stated) = stated
+                            && let Some(admission) = admission.take()
                         {
                             core.limiter.learn_in_background(admission, &stated);
                         }
-                        core.protocol.respond(response, admission.as_ref())
+                        response
                     });
                     // The caller may keep the completed future. It then holds neither units nor the reservation.
                     *admission = None;

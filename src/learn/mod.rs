@@ -96,7 +96,7 @@ pub struct Learned {
     /// How long the gates block, from now on. A gate that blocks longer already stays as it is.
     pub blocked_for: Option<Duration>,
     /// The units that the store was asked to charge, because the API has stated a smaller remaining quota. 0 units if another process was
-    /// faster, or if the answer is older than one that the store knows.
+    /// faster, if a settlement has left as little, or if the answer is older than one that the store knows.
     pub charged: Vec<(Policy, u32)>,
     /// The quotas that belong to no policy of the request, or to several.
     pub unmatched: Vec<StatedQuota>,

@@ -14,6 +14,7 @@ use crate::{
     error::{BackendError, ConfigError},
     learn::{Learned, Stated, StatedQuota},
     now_or_later::NowOrLater,
+    settle::Reservation,
 };
 
 impl Limiter {
@@ -24,6 +25,10 @@ impl Limiter {
     /// - **A remaining quota** that is smaller than that of the decision raises the usage in the store, so that at most this many units
     ///   remain. A newer answer decides: an answer changes nothing if the store knows one to a request that it has admitted at the same
     ///   time or later.
+    ///
+    /// **Settle first**, if the admission has a [reservation](Admission::reservation): an answer states what remains after the amount used,
+    /// and not after the estimate. Learning waits for a settlement that has begun. If a charge is settled later, a refund returns units that the
+    /// API does not have, and an overage is charged twice. A layer settles first.
     ///
     /// [The guide](crate::guide::waiting#obey-what-an-api-answers) states which policy a quota belongs to, and which answers change
     /// nothing. [`LimiterBuilder::learn`](crate::LimiterBuilder::learn) has the switches. In place of this method, a layer calls
@@ -73,13 +78,15 @@ impl Limiter {
         let blocked_for = learner.wait(stated, check, decision.at_micros());
         let backs_off = stated.wait.is_none_or(|wait| wait.is_zero());
         let (mut learned, mut smaller) = (Learned { blocked_for, ..Learned::default() }, Vec::new());
+        let reservation = admission.reservation();
         if learner.learning.obeys_quotas {
-            (smaller, learned.unmatched) = smaller_quotas(check, decision, stated);
+            (smaller, learned.unmatched) = smaller_quotas(check, decision, stated, reservation.is_some());
         }
         if blocked_for.is_none() && smaller.is_empty() {
             return now(Ok(learned));
         }
         let (limiter, check) = (self.clone(), check.clone());
+        let settling = reservation.and_then(Reservation::settling).filter(|_| !smaller.is_empty());
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
             let mut error = None;
             if let Some(wait) = blocked_for {
@@ -91,29 +98,45 @@ impl Limiter {
                     Err(failed) => error = Some(failed),
                 }
             }
-            // The store learns each part of the answer that it can. But in an outage, each further check would take a deadline.
-            let mut is_outage = error.as_ref().is_some_and(|error: &BackendError| error.reason().is_outage());
-            for check in smaller {
-                if is_outage {
-                    break;
-                }
-                match limiter.decide(check, false, |_, _, decided| decided).await {
-                    Ok(decision) => learned.charged.extend(
-                        decision.statuses().iter().map(|status| (status.policy().clone(), status.cost())),
-                    ),
-                    Err(failed) => {
-                        is_outage = failed.reason().is_outage();
-                        error = error.or(Some(failed));
-                    }
-                }
+            // Otherwise, an overage would count again what the answer has counted, and a refund would return units that the API does not have.
+            if let Some(settling) = settling {
+                settling.ended().await;
             }
-            error.map_or(Ok(learned), Err)
+            limiter.charge_differences(smaller, learned, error).await
         })))
     }
 
+    /// Charges what the API has counted and the store has not, unless an outage has ended the learning.
+    async fn charge_differences(
+        self,
+        smaller: Vec<Check>,
+        mut learned: Learned,
+        mut error: Option<BackendError>,
+    ) -> Result<Learned, BackendError> {
+        // The store learns each part of the answer that it can. But in an outage, each further check would take a deadline.
+        let mut is_outage = error.as_ref().is_some_and(|error| error.reason().is_outage());
+        for check in smaller {
+            if is_outage {
+                break;
+            }
+            match self.decide(check, false, |_, _, decided| decided).await {
+                Ok(decision) => learned.charged.extend(
+                    decision.statuses().iter().map(|status| (status.policy().clone(), status.cost())),
+                ),
+                Err(failed) => {
+                    is_outage = failed.reason().is_outage();
+                    error = error.or(Some(failed));
+                }
+            }
+        }
+        error.map_or(Ok(learned), Err)
+    }
+
     /// Learns from an answer without a delay of the response. Warns if not all of it was learned.
-    pub(crate) fn learn_in_background(&self, admission: &Admission, stated: &Stated) {
-        let (limiter, learning) = (self.clone(), self.learn(admission, stated));
+    pub(crate) fn learn_in_background(&self, admission: Admission, stated: &Stated) {
+        let (limiter, learning) = (self.clone(), self.learn(&admission, stated));
+        // If nothing else settles its reservation, this may refund it.
+        drop(admission);
         let task = self.0.learner.as_ref().map(|learner| learner.tasks.subscribe());
         let mut learning = Box::pin(async move {
             let error = match learning.await {
@@ -137,8 +160,13 @@ impl Limiter {
 }
 
 /// Returns a check for each pair of which the API states a smaller remaining quota than the decision, and the quotas that belong to no
-/// pair.
-fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<Check>, Vec<StatedQuota>) {
+/// pair. A settlement may have returned the whole charge of a reservation since the decision.
+fn smaller_quotas(
+    check: &Check,
+    decision: &Decision,
+    stated: &Stated,
+    is_reserved: bool,
+) -> (Vec<Check>, Vec<StatedQuota>) {
     let index_in = |quota: &&StatedQuota| quota.index_in(check.pairs());
     let unmatched = stated.quotas.iter().filter(|quota| index_in(quota).is_none()).cloned().collect();
     let smaller = decision.indexed_statuses().filter_map(|(i, status)| {
@@ -147,7 +175,9 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
         let quota = of_pair.min_by_key(|quota| quota.remaining)?;
         // The API knows nothing of a headroom.
         let remaining = quota.remaining.saturating_sub(status.policy().reserve().into());
-        let remaining = u32::try_from(remaining).ok().filter(|units| *units < status.remaining())?;
+        let returned = if is_reserved { status.cost() } else { 0 };
+        let known = status.remaining().saturating_add(returned);
+        let remaining = u32::try_from(remaining).ok().filter(|units| *units < known)?;
         let holds_micros =
             quota.reset.map_or(u64::MAX, |reset| reset.as_micros().min(u64::MAX.into()) as u64);
         let pair = Pair { cost: remaining, is_shadow: false, ..check.pairs().get(i)?.clone() };

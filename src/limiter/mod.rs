@@ -204,7 +204,7 @@ impl Limiter {
             Ok(Some(check)) => {
                 self.decide(check.with_purpose(Purpose::Debit), false, |limiter, check, decided| {
                     let (queue, decision) = (limiter.0.queue.clone(), decided?);
-                    Ok(Reservation::new(queue, check, decision, Charged::Store, Unsettled::Keep))
+                    Ok(Reservation::new(queue, check, decision, Charged::Store(None), Unsettled::Keep))
                 })
             }
             Ok(None) => NowOrLater::now(Ok(self.uncharged(self.empty_check()))),

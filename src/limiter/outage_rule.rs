@@ -13,7 +13,7 @@ use crate::{
     decision::{Decided, Decision},
     error::{BackendError, Reason},
     outage::{LocalDecision, OutageRule, Share, Unchecked},
-    settle::{Charged, Reservation, Unsettled},
+    settle::{Charged, Reservation, Settling, Unsettled},
 };
 
 /// What happens to a request after its decision, or without one.
@@ -45,7 +45,8 @@ impl Terms {
         };
         let decision = decision.with_namespace(check.scope());
         let (queue, check) = (limiter.0.queue.clone(), decision.charged_check(check));
-        let reservation = Reservation::new(queue, check, decision.clone(), Charged::Store, reserve.unsettled);
+        let charged = Charged::Store(learning.as_ref().map(|_| Settling::default()));
+        let reservation = Reservation::new(queue, check, decision.clone(), charged, reserve.unsettled);
         Admission { learning, ..Admission::new(Basis::Store(decision), Some(reservation)) }
     }
 

@@ -129,7 +129,7 @@ impl<Req, R, S, L> By<Req, R, S, L> {
     }
 
     /// Learns from every response, as [`Limiter::learn`](crate::Limiter::learn) does: the closure returns what it states. It proceeds in the
-    /// background and does not delay the response. The limiter must [learn](crate::LimiterBuilder::learn).
+    /// background, after the settlement, and does not delay the response. The limiter must [learn](crate::LimiterBuilder::learn).
     ///
     /// ```
     /// use http::{Request, Response};

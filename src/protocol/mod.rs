@@ -74,7 +74,7 @@ pub trait Protocol<Req, Res, Err> {
     }
 
     /// Returns what the response of the inner service states about the limits of an API, if the layer [learns](crate::learn) from it.
-    /// The default is `None`.
+    /// The layer learns after [`respond`](Self::respond), and after the settlement that has begun there. The default is `None`.
     fn stated(&self, response: &Res) -> Option<Stated> {
         let _ = response;
         None

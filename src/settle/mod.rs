@@ -8,6 +8,7 @@ mod meter;
 mod queue;
 mod reservation;
 mod settled;
+mod settling;
 mod token;
 
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
@@ -16,4 +17,5 @@ pub(crate) use queue::SettlementQueue;
 pub(crate) use reservation::Charged;
 pub use reservation::Reservation;
 pub use settled::{Settled, Settlement, Unsettled};
+pub(crate) use settling::Settling;
 pub use token::TokenError;

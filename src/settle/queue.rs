@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
-    time::Duration,
 };
 
 use tokio::{
@@ -22,6 +21,7 @@ use tokio::{
 use super::{
     change::{Change, Changed, PANICKED, latest},
     settled::{Settled, Settlement},
+    settling::{Begun, DEADLINE, GRACE, Settling},
 };
 use crate::{
     backend::{DynBackend, tokens::TokenStore},
@@ -32,13 +32,6 @@ use crate::{
     now_or_later::NowOrLater,
     observe::{LeasedUnits, LimiterEvents},
 };
-
-/// The deadline of a settlement and of a return of leased units, from the instant at which it enters the queue. No response waits for
-/// it, so it outlasts a short failure of the store. After it, nothing changes: neither here nor in a store that hangs.
-pub(super) const DEADLINE: Duration = Duration::from_secs(5);
-
-/// The time after the last deadline in which a settlement may still be confirmed: a busy machine wakes its worker with a delay.
-const GRACE: Duration = Duration::from_millis(100);
 
 /// The largest number of waiting returns: as many as pairs can be leased.
 const MAX_RETURNS: usize = 1 << 16;
@@ -93,7 +86,7 @@ struct Pending {
 
 /// What learns of the result of a job.
 enum Confirmation {
-    Settlement(oneshot::Sender<Settled>),
+    Settlement(oneshot::Sender<Settled>, Option<Begun>),
     /// The return of this many leased units.
     Returned(u32),
 }
@@ -158,7 +151,7 @@ impl SettlementQueue {
     }
 
     /// Applies the changes that need no waiting, and queues the rest.
-    pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
+    pub(super) fn settle(self: &Arc<Self>, mut change: Change, settling: Option<&Settling>) -> Settlement {
         let mut invalidation = change.refund.as_ref().map(Self::invalidate);
         let begun = change.make_now(&*self.backend);
         if let Some(mut done) = invalidation.take_if(|_| change.refund.is_none())
@@ -170,7 +163,7 @@ impl SettlementQueue {
             return Settlement::now(self.settled(begun));
         }
         let (confirmation, settled) = oneshot::channel();
-        let confirmation = Confirmation::Settlement(confirmation);
+        let confirmation = Confirmation::Settlement(confirmation, settling.map(Settling::begin));
         self.enqueue(change, Pending { invalidation, begun, confirmation });
         Settlement(NowOrLater::Later(settled))
     }
@@ -308,7 +301,7 @@ impl Job {
         }
         let outcome = latest(begun, at);
         match confirmation {
-            Confirmation::Settlement(confirmation) => {
+            Confirmation::Settlement(confirmation, _begun) => {
                 // The receiver may have been dropped.
                 let _ = confirmation.send(self.queue.settled(outcome));
             }

@@ -12,6 +12,7 @@ use super::{
     change::Change,
     queue::SettlementQueue,
     settled::{Settled, Settlement, Unsettled},
+    settling::Settling,
 };
 use crate::{
     backend::DynBackend,
@@ -92,7 +93,8 @@ pub(super) struct MeterCounters {
 
 /// The owner of the charge.
 pub(crate) enum Charged {
-    Store,
+    /// The limiter that learns from the answer to the request waits for the settlement.
+    Store(Option<Settling>),
     /// The memory of the local fallback.
     Local(Arc<dyn DynBackend>),
     /// The request was admitted unchecked.
@@ -114,12 +116,18 @@ impl Reservation {
     /// Returns the decision of the store that has admitted the request. Returns `None` if the local fallback has admitted it, or
     /// if it was admitted unchecked.
     pub fn decision(&self) -> Option<&Decision> {
-        matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
+        matches!(self.0.charged, Charged::Store(_)).then_some(&self.0.decision)
     }
 
     /// Returns whether the reservation was settled, by this handle or a clone, or has become a [token](Self::into_token).
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.load(Ordering::Acquire)
+    }
+
+    /// Returns what waits for the settlement of this reservation. `None` unless the limiter learns from answers, and the store was charged.
+    pub(crate) fn settling(&self) -> Option<Settling> {
+        let Charged::Store(settling) = &self.0.charged else { return None };
+        settling.clone()
     }
 
     /// Returns the units that were taken, or `None` unless the check was to take units.
@@ -162,11 +170,9 @@ impl ReservedCharge {
     /// Replaces the charge of every pair by these amounts.
     fn change_to(&self, used: &[u32]) -> Settlement {
         let Self { queue, check, decision, charged, .. } = self;
-        let local = match charged {
-            Charged::Nothing => return Settlement::now(Settled::Uncharged),
-            Charged::Store => None,
-            Charged::Local(memory) => Some(memory),
-        };
+        if let Charged::Nothing = charged {
+            return Settlement::now(Settled::Uncharged);
+        }
         // A shadow pair that was not charged has nothing to settle.
         let amount = |((pair, receipt), used): ((&Pair, &Receipt), &u32)| {
             if pair.is_uncharged(receipt) { pair.cost } else { *used }
@@ -178,9 +184,10 @@ impl ReservedCharge {
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }
-        match local {
-            Some(memory) => Settlement::now(queue.settled(change.make_now(&**memory))),
-            None => queue.settle(change),
+        match charged {
+            Charged::Nothing => Settlement::now(Settled::Uncharged),
+            Charged::Local(memory) => Settlement::now(queue.settled(change.make_now(&**memory))),
+            Charged::Store(settling) => queue.settle(change, settling.as_ref()),
         }
     }
 }

@@ -7,9 +7,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::{
-    queue::{DEADLINE, SettlementQueue},
+    queue::SettlementQueue,
     reservation::{Charged, Reservation},
     settled::Settled,
+    settling::DEADLINE,
 };
 use crate::{
     backend::tokens::{TokenOutcome, TokenPair, TokenSettlement, TokenStore},
@@ -131,7 +132,7 @@ impl Reservation {
 
     fn token(&self, store: &dyn TokenStore) -> Result<String, BackendError> {
         let (check, decision) = (&self.0.check, &self.0.decision);
-        let is_charged = matches!(self.0.charged, Charged::Store);
+        let is_charged = matches!(self.0.charged, Charged::Store(_));
         let pairs = check.pairs().iter().zip(decision.receipts());
         let charged = pairs.filter(|(pair, receipt)| is_charged && !pair.is_uncharged(receipt));
         let (mut fields, mut expires_at, mut receipts) = (Vec::new(), 0, Vec::new());

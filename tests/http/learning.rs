@@ -13,10 +13,12 @@ use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection,
     Wait,
-    backend::{Backend, BackendError, Check, Pair, Purpose, Reason},
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
     by,
     learn::{Learned, Learning, Stated, StatedQuota},
     policy::{Period, Zone},
+    protocol::Draft,
+    settle::Unsettled,
     testing::{FakeAnswer, FakeBackend, ManualClock},
     wait::WaitLayer,
 };
@@ -107,6 +109,11 @@ fn http_fields_state_quotas() {
             vec![quota(None, [None; 2], 1, Some(0.0))],
         ),
         // What cannot be read is ignored.
+        (&[("x-ratelimit-remaining", "598.0"), ("ratelimit-remaining", "1,000")], vec![]),
+        (
+            &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "2026-11-25T12:00:07Z")],
+            vec![quota(None, [None; 2], 1, None)],
+        ),
         (
             &[
                 ("x-ratelimit-remaining", "-1"),
@@ -183,6 +190,7 @@ fn denials_state_wait() {
         (429, vec![("retry-after", "-1")], true, None),
         (429, vec![("retry-after", "NaN")], true, None),
         (429, vec![("retry-after", "99999999999999999999")], true, None),
+        (429, vec![("retry-after-ms", "-1"), ("retry-after", "1")], true, wait(1.0)),
         (429, used_up.to_vec(), true, wait(7.0)),
         (503, vec![("retry-after", "3")], true, wait(3.0)),
         (503, used_up.to_vec(), false, None),
@@ -328,6 +336,110 @@ async fn drain_waits_until_layer_has_learned() {
     assert_eq!(remaining(&other_process, "calls"), 99);
     slow.drain().await;
     assert_eq!(remaining(&other_process, "calls"), 7);
+}
+
+/// A backend whose settlements take a second.
+#[derive(Clone)]
+struct SlowSettlements(MemoryBackend);
+
+impl Backend for SlowSettlements {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        if check.purpose() == Purpose::Overage {
+            tokio::time::sleep(SECOND).await;
+        }
+        self.0.check(check).await
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
+        tokio::time::sleep(SECOND).await;
+        self.0.refund(refund).await
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+}
+
+/// Returns a limiter of tokens that learns, and that refunds what is not settled.
+fn limiter_of_tokens(backend: impl Backend) -> Limiter {
+    let builder = Limiter::builder(backend).policy(policy("tokens", 10_000, MINUTE));
+    builder.learn(learning()).unsettled(Unsettled::Refund).build().unwrap()
+}
+
+/// Asserts that an API and the store have the same units after each call, and that the API admits this many calls. The API has units left,
+/// and each call has an estimate and an amount that it uses.
+async fn assert_same_units(
+    backend: impl Backend,
+    clock: &ManualClock,
+    left: u32,
+    calls: &[[u32; 2]],
+    admitted: usize,
+) {
+    let (limits, left) = (limiter_of_tokens(backend), Arc::new(Mutex::new((left, 0))));
+    let of_api = left.clone();
+    let service = service_fn(move |request: Request<[u32; 2]>| {
+        let [_, used] = *request.body();
+        let mut left = of_api.lock().unwrap();
+        let is_admitted = used <= left.0;
+        if is_admitted {
+            *left = (left.0 - used, left.1 + 1);
+        }
+        let mut stated = StatedQuota::new(left.0.into());
+        stated.name = Some("tokens".to_owned());
+        async move { Ok::<_, Infallible>((is_admitted.then_some(used), Stated::new([stated]))) }
+    });
+    let protocol = by(|request: &Request<[u32; 2]>| (api(), request.body()[0]))
+        // Without a settlement, the reservation is refunded.
+        .settle_by(|(used, _): &(Option<u32>, Stated)| *used)
+        .learn_by(|(_, stated): &(Option<u32>, Stated)| stated.clone());
+    let layer = WaitLayer::new(limits.clone(), protocol).at_most(Duration::ZERO);
+    let mut client = ServiceBuilder::new().layer(layer).service(service);
+    for (i, call) in calls.iter().enumerate() {
+        let response = client.ready().await.unwrap().call(Request::new(*call)).await;
+        limits.drain().await;
+        let decision = limits.peek((api(), 0)).await.unwrap();
+        let (units, is_ok) = (decision.statuses()[0].remaining(), response.is_ok());
+        assert_eq!(units, left.lock().unwrap().0, "call {i} of {calls:?}, admitted: {is_ok}");
+        clock.advance(Duration::from_millis(10));
+    }
+    assert_eq!(left.lock().unwrap().1, admitted, "{calls:?}");
+}
+
+/// An answer states what remains after the amount used, and not after the estimate.
+#[tokio::test(start_paused = true)]
+async fn layer_learns_after_settlement() {
+    let cases: [(u32, Vec<[u32; 2]>, usize); 5] = [
+        // A stranger has used units, and the estimates are too high.
+        (2_000, [100, 100, 1_300, 100, 100, 500].map(|used| [1_500, used]).to_vec(), 3),
+        (7_000, vec![[4_000, 100]; 4], 4),
+        // There is no stranger, and they are too low: an overage that was learned too would be charged twice.
+        (10_000, vec![[100, 1_500]; 7], 6),
+        (10_000, vec![[1_500, 100]; 7], 7),
+        // The API denies all: nothing is settled, and the estimate is refunded.
+        (50, vec![[1_500, 100]], 0),
+    ];
+    for (left, calls, admitted) in cases {
+        let (clock, memory) = (ManualClock::new(), MemoryBackend::new());
+        let memory = memory.with_clock(&clock);
+        assert_same_units(memory.clone(), &clock, left, &calls, admitted).await;
+        let (clock, memory) = (ManualClock::new(), MemoryBackend::new());
+        let memory = memory.with_clock(&clock);
+        assert_same_units(SlowSettlements(memory), &clock, left, &calls, admitted).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn learning_waits_for_settlement_that_has_begun() {
+    for used in [100, 3_000] {
+        let limits = limiter_of_tokens(SlowSettlements(MemoryBackend::new()));
+        let admission = limits.admit(Draft::check(api(), 1_500).reserve()).await.unwrap();
+        // It proceeds in the background.
+        drop(admission.reservation().unwrap().settle(used));
+        let learned = limits.learn(&admission, &Stated::new([StatedQuota::new(1_900)])).await.unwrap();
+        assert_eq!(learned.charged[0].1, 10_000 - used - 1_900);
+        let decision = limits.peek((api(), 0)).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), 1_900, "{used} used");
+    }
 }
 
 #[tokio::test]
@@ -545,6 +657,19 @@ async fn learning_without_its_setting_or_a_gate_is_misconfigured() {
     let builder = Limiter::builder(backend).policy(Policy::gate("api").unwrap()).learn(learning());
     let open = builder.outage(tower_sliding_window::OutageRule::FailOpen).build().unwrap();
     assert_eq!(learn(&open, &Stated::default().denied(SECOND)).await, Learned::default());
+}
+
+/// A memory settles at once.
+#[test]
+fn learning_after_settlement_in_memory_needs_no_timer() {
+    let limits = limiter_of_tokens(MemoryBackend::new());
+    let runtime = Builder::new_current_thread().build().unwrap();
+    let learned = runtime.block_on(async {
+        let admission = limits.admit(Draft::check(api(), 1_500).reserve()).await.unwrap();
+        drop(admission.reservation().unwrap().settle(100));
+        limits.learn(&admission, &Stated::new([StatedQuota::new(1_900)])).await.unwrap()
+    });
+    assert_eq!(learned.charged[0].1, 8_000);
 }
 
 /// Nothing can be blocked, but the rest of the answer is learned.
