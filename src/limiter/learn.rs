@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    sync::Arc,
     task::{Context, Waker},
 };
 
@@ -59,8 +60,8 @@ impl Limiter {
     /// # Errors
     ///
     /// Returns a [`BackendError`] if the store may not have learned all of it. It is
-    /// [`Reason::Misconfigured`](crate::backend::Reason::Misconfigured) if the limiter does not learn, or if the API denies a request
-    /// without a gate.
+    /// [`Reason::Misconfigured`](crate::backend::Reason::Misconfigured) if the limiter does not learn, if the API denies a request
+    /// without a gate, or if the admission is of another limiter: one that does not learn, or that has another store or namespace.
     pub fn learn(
         &self,
         admission: &Admission,
@@ -72,8 +73,13 @@ impl Limiter {
                 ConfigError::invalid_value("learning", "off", "switched on by `LimiterBuilder::learn`");
             return now(Err(misconfigured(error)));
         };
-        let (Some(check), Some(decision)) = (&admission.learning, admission.decision()) else {
-            return now(Ok(Learned::default()));
+        // An admission that the store has not made states nothing about it.
+        let Some(decision) = admission.decision() else { return now(Ok(Learned::default())) };
+        let is_own = |check: &&Arc<Check>| check.scope().is_in_same_store(&self.0.settings.namespace);
+        let Some(check) = admission.learning.as_ref().filter(is_own) else {
+            let valid = "one of this limiter, or of one that learns and has the same store and namespace";
+            let error = ConfigError::invalid_value("admission to learn from", "of another limiter", valid);
+            return now(Err(misconfigured(error)));
         };
         let blocked_for = learner.wait(stated, check, decision.at_micros());
         let backs_off = stated.wait.is_none_or(|wait| wait.is_zero());

@@ -659,6 +659,36 @@ async fn learning_without_its_setting_or_a_gate_is_misconfigured() {
     assert_eq!(learn(&open, &Stated::default().denied(SECOND)).await, Learned::default());
 }
 
+/// Its keys are those of another namespace.
+#[tokio::test]
+async fn admission_of_another_limiter_is_misconfigured() {
+    let (memory, calls) = (MemoryBackend::new(), policy("calls", 100, MINUTE));
+    let builder =
+        || Limiter::builder(memory.clone()).policy(calls.clone()).policy(Policy::gate("api").unwrap());
+    let of_namespace = |name: &str| builder().namespace(name).learn(learning()).build().unwrap();
+    let (limits, other) = (of_namespace("a"), of_namespace("b"));
+    let without_learning = builder().namespace("b").build().unwrap();
+    let other_store = Limiter::builder(MemoryBackend::new()).namespace("b").policy(calls.clone());
+    let other_store = other_store.learn(learning()).build().unwrap();
+    let stated = Stated::new([StatedQuota::new(3)]).denied(SECOND);
+    for admitted_by in [&limits, &without_learning, &other_store] {
+        let admission = admitted_by.admit(api()).await.unwrap();
+        let before = other.peek((api(), 0)).await.unwrap();
+        let error = other.learn(&admission, &stated).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Misconfigured);
+        assert!(format!("{error:?}").contains("of another limiter"), "{error:?}");
+        let after = other.peek((api(), 0)).await.unwrap();
+        assert_eq!(
+            (before.statuses()[0].remaining(), before.is_admitted()),
+            (after.statuses()[0].remaining(), true)
+        );
+        assert!(after.is_admitted());
+    }
+    // Another process has the same namespace of the same store.
+    let admission = other.admit(api()).await.unwrap();
+    assert_eq!(of_namespace("b").learn(&admission, &stated).await.unwrap().blocked_for, Some(SECOND));
+}
+
 /// A memory settles at once.
 #[test]
 fn learning_after_settlement_in_memory_needs_no_timer() {
