@@ -12,7 +12,7 @@ use super::{future::LimiterFuture, inner::Limiter, misconfigured, outcome::Admis
 use crate::{
     check::{Check, Pair, Purpose},
     decision::{Decision, Status},
-    error::{BackendError, ConfigError},
+    error::{BackendError, ConfigError, Reason},
     learn::{Learned, Stated, StatedQuota},
     now_or_later::NowOrLater,
     settle::Reservation,
@@ -159,8 +159,14 @@ impl Limiter {
         });
         // A backend that answers at once has learned now.
         let is_done = learning.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-        if !is_done && let Ok(runtime) = Handle::try_current() {
+        if is_done {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(learning);
+        } else {
+            let why = "learning that waits needs a tokio runtime";
+            self.0.events.not_learned(&BackendError::with_source(Reason::Other, why));
         }
     }
 }

@@ -2,8 +2,11 @@
 
 use std::{
     convert::Infallible,
+    future::Future,
+    pin::pin,
     slice,
     sync::{Arc, Mutex},
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -23,7 +26,8 @@ use tower_sliding_window::{
     wait::WaitLayer,
 };
 
-use super::{MINUTE, SECOND, policy};
+use super::{Later, MINUTE, SECOND, policy};
+use crate::support::events::Events;
 
 /// The `Date` of each response, and the same instant in Unix time.
 const DATE: &str = "Wed, 25 Nov 2026 12:00:00 GMT";
@@ -700,6 +704,27 @@ fn learning_after_settlement_in_memory_needs_no_timer() {
         limits.learn(&admission, &Stated::new([StatedQuota::new(1_900)])).await.unwrap()
     });
     assert_eq!(learned.charged[0].1, 8_000);
+}
+
+/// A call may run on another runtime than tokio.
+#[test]
+fn answer_outside_tokio_causes_event() {
+    let (events, _guard) = Events::collect();
+    let builder = Limiter::builder(Later(MemoryBackend::new())).policy(policy("calls", 100, MINUTE));
+    let limits = builder.learn(learning()).build().unwrap();
+    let protocol =
+        by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
+    let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
+    let layer = RateLimitLayer::new(limits, protocol.reject_with(|_, _| Ok(Response::new(()))));
+    let client = ServiceBuilder::new().layer(layer).service(service);
+    let mut call = pin!(client.oneshot(Request::new(())));
+    let mut poll = || call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    assert!((0..9).any(|_| poll()), "the response does not wait");
+    let events = events.take();
+    assert!(
+        matches!(&events[..], [event] if event.contains("was not learned") && event.contains("tokio")),
+        "{events:?}"
+    );
 }
 
 /// Nothing can be blocked, but the rest of the answer is learned.
