@@ -31,7 +31,11 @@ pub struct Learning {
     /// Whether a stated remaining quota that is smaller than that of the store raises the usage in the store.
     pub obeys_quotas: bool,
     /// Whether a denial without a wait, or with one of zero, blocks the gates of its request: for half a second to a second at first, up to
-    /// twice as long after each further denial, and at most [`max_wait`](Self::max_wait).
+    /// twice as long after each further denial, and at most [`max_wait`](Self::max_wait). A request that the API admits ends it.
+    ///
+    /// The limiter remembers the denials of up to 8,192 keys. If more back off at the same time, the one that matters least is
+    /// forgotten: its wait is short, or ended long ago. A new key that takes the place of one that still backs off takes over up to 6 of its
+    /// denials, so its first wait is at most 64 s.
     pub backs_off: bool,
     /// The longest time for which an answer blocks: 10 ms to 366 days. The default is [`DEFAULT_MAX_WAIT`](Self::DEFAULT_MAX_WAIT).
     pub max_wait: Duration,

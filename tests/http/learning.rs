@@ -617,6 +617,61 @@ async fn backoff_doubles_with_each_denial_after_it() {
     assert_between(learn(&limits, &denied).await.blocked_for.unwrap(), SECOND);
 }
 
+/// Returns the wait of a gate after a denial without a wait. The request charges nothing else.
+async fn back_off(limiter: &Limiter, key: &PartitionKey) -> Duration {
+    let admission = limiter.admit(key).await.unwrap();
+    let denied = Stated::default().denied(None);
+    limiter.learn(&admission, &denied).await.unwrap().blocked_for.unwrap()
+}
+
+fn hosts(name: &str, number: usize) -> Vec<PartitionKey> {
+    (0..number).map(|i| PartitionKey::new("host", format!("{name}{i}"))).collect()
+}
+
+#[tokio::test]
+async fn thousand_keys_back_off_at_same_time() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    let hosts = hosts("", 1_000);
+    let mut short = 0;
+    for doublings in 0..7 {
+        for host in &hosts {
+            short += usize::from(back_off(&limits, host).await < SECOND * (1 << doublings) / 2);
+        }
+        clock.advance(100 * SECOND);
+    }
+    // Nine keys in one of 1,024 sets are rare.
+    assert!(short < 50, "{short} of 7,000 waits are too short");
+}
+
+/// Others may own thousands of hosts that answer with 429.
+#[tokio::test]
+async fn backoffs_of_many_keys_hardly_change_others() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    let known = PartitionKey::new("host", "known");
+    for _ in 0..9 {
+        let wait = back_off(&limits, &known).await;
+        clock.advance(wait + SECOND);
+    }
+    // More hosts than places: their waits grow, because each takes over denials of another one, but not beyond a bound.
+    let mut longest = Duration::ZERO;
+    for host in hosts("many", 100_000) {
+        longest = longest.max(back_off(&limits, &host).await);
+    }
+    assert!(longest > 32 * SECOND && longest <= 64 * SECOND, "{longest:?}");
+    for host in hosts("new", 50) {
+        let first = back_off(&limits, &host).await;
+        assert!(first > SECOND && first <= 64 * SECOND, "{first:?}");
+    }
+    let wait = back_off(&limits, &known).await;
+    assert!(wait >= 256 * SECOND, "the denials of a key that matters more are kept: {wait:?}");
+    clock.advance(128 * SECOND);
+    for host in hosts("later", 50) {
+        assert!(back_off(&limits, &host).await <= SECOND, "all others are over");
+    }
+}
+
 /// Each host has a gate, and all checks have the key of one tenant first.
 #[tokio::test]
 async fn success_of_another_host_does_not_end_backoff() {
