@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{Learning, Stated};
-use crate::{check::Check, lock::Lock, random::jittered};
+use crate::{check::Check, key::hash_code, lock::Lock, random::jittered};
 
 /// The number of sets of backoffs. A key has one of those of its set.
 const SETS: usize = 1_024;
@@ -29,10 +29,10 @@ pub(crate) struct Learner {
     pub(crate) tasks: watch::Sender<()>,
 }
 
-/// The backoff of a gate.
+/// The backoff of a gate and a key.
 #[derive(Clone, Copy, Default)]
 struct Backoff {
-    /// The hash of its key.
+    /// The hash of both.
     gate: u64,
     /// The number of denials in a row without a wait or with one of zero.
     denials: u32,
@@ -138,9 +138,9 @@ fn backoff_of(backoffs: &mut [[Backoff; BACKOFFS_OF_SET]], gate: u64) -> Option<
     backoffs.get_mut(set_of(gate))?.iter_mut().find(|backoff| backoff.gate == gate)
 }
 
-/// Returns the hash of what backs off: the key of the first gate of a check, because only gates are blocked.
+/// Returns the hash of what backs off: the first gate of a check with its key. `None` without a gate: such a check must not end the backoff of
+/// another one.
 fn gate_of(check: &Check) -> Option<u64> {
-    let mut pairs = check.pairs().iter();
-    let gate = pairs.clone().find(|pair| !pair.policy.properties().has_quota);
-    gate.or_else(|| pairs.next()).map(|pair| pair.key.hash_code())
+    let gate = check.pairs().iter().find(|pair| !pair.policy.properties().has_quota)?;
+    Some(hash_code(&[&gate.key.hash_code().to_le_bytes(), gate.policy.name().as_bytes()].concat()))
 }

@@ -33,7 +33,7 @@ pub struct Learning {
     /// Whether a denial without a wait, or with one of zero, blocks the gates of its request: for half a second to a second at first, up to
     /// twice as long after each further denial, and at most [`max_wait`](Self::max_wait). A request that the API admits ends it.
     ///
-    /// The limiter remembers the denials of up to 8,192 keys. If more back off at the same time, the one that matters least is
+    /// The limiter remembers the denials of up to 8,192 gates and keys. If more back off at the same time, the one that matters least is
     /// forgotten: its wait is short, or ended long ago. A new key that takes the place of one that still backs off takes over up to 6 of its
     /// denials, so its first wait is at most 64 s.
     pub backs_off: bool,

@@ -672,6 +672,28 @@ async fn backoffs_of_many_keys_hardly_change_others() {
     }
 }
 
+/// One API has a gate for each cost, such as those for searches and for reads, and only one of them is denied.
+#[tokio::test]
+async fn success_through_another_gate_does_not_end_backoff() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    let learn = async |policy: Policy, stated: &Stated| {
+        let admission = limits.admit([Pair::new(api(), policy, 1)]).await.unwrap();
+        limits.learn(&admission, stated).await.unwrap()
+    };
+    let gate = |name: &str| Policy::gate(name).unwrap();
+    for doublings in 0..6 {
+        let longest = SECOND * (1 << doublings);
+        let learned = learn(gate("no-searches"), &Stated::default().denied(None)).await;
+        let wait = learned.blocked_for.unwrap();
+        assert!(wait >= longest / 2 && wait <= longest, "{wait:?} is not half of {longest:?} to the whole");
+        clock.advance(2 * longest);
+        for other in [gate("no-reads"), policy("calls", 100, MINUTE)] {
+            assert_eq!(learn(other, &Stated::default()).await, Learned::default());
+        }
+    }
+}
+
 /// Each host has a gate, and all checks have the key of one tenant first.
 #[tokio::test]
 async fn success_of_another_host_does_not_end_backoff() {
