@@ -22,15 +22,16 @@ impl Stated {
     ///
     /// | fields | of |
     /// | --- | --- |
-    /// | `Retry-After`: seconds or an HTTP date; `retry-after-ms` | a 429 or a 503. A 503 without a wait is no denial |
+    /// | `Retry-After`: seconds or an HTTP date; `retry-after-ms` | a 429 or a 503 |
     /// | `RateLimit` and `RateLimit-Policy` | the IETF drafts 7 to 11 |
     /// | `RateLimit-Limit`, `-Remaining`, `-Reset` | the IETF draft 6 |
     /// | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | GitHub and many others |
     /// | the same, with the name of a policy: `x-ratelimit-remaining-tokens` | OpenAI |
     ///
-    /// `X-RateLimit-Reset` is a number of seconds, a length such as `6m0s`, or, from 10^9 on, an instant in Unix time. It counts from the
-    /// `Date` of the response. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains. A
-    /// field that cannot be read is ignored. So are the members of a list field after the first 64.
+    /// - **A denial** is a 429, and a 503 with a wait. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains.
+    /// - **Any other status from 500 on** is a [failure](Self::is_failure).
+    /// - **`X-RateLimit-Reset`** is a number of seconds, a length such as `6m0s`, or from 10^9 on, an instant in Unix time. It counts from the `Date` of the response.
+    /// - **A field that cannot be read** is ignored. So are the members of a list field after the first 64.
     ///
     /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
     ///
@@ -56,7 +57,8 @@ impl Stated {
             StatusCode::SERVICE_UNAVAILABLE => (wait.is_some(), wait),
             _ => (false, None),
         };
-        Self { is_denial, wait, quotas }
+        let is_failure = !is_denial && status.is_server_error();
+        Self { is_denial, is_failure, wait, quotas }
     }
 }
 

@@ -55,7 +55,7 @@ impl Learner {
         }
         let gate = gate_of(check);
         if !stated.is_denial {
-            if let Some(gate) = gate {
+            if let Some(gate) = gate.filter(|_| !stated.is_failure) {
                 self.admitted(gate, at_micros);
             }
             return None;

@@ -71,6 +71,9 @@ impl Default for Learning {
 pub struct Stated {
     /// Whether the API has denied the request.
     pub is_denial: bool,
+    /// Whether the API has failed, as with HTTP 500, so that the answer does not show whether it admits requests. A failure neither lengthens
+    /// nor ends a [backoff](Learning::backs_off).
+    pub is_failure: bool,
     /// The wait that a denial states.
     pub wait: Option<Duration>,
     /// The quotas.

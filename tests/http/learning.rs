@@ -196,6 +196,7 @@ fn denials_state_wait() {
         (429, vec![("retry-after", "99999999999999999999")], true, None),
         (429, vec![("retry-after-ms", "-1"), ("retry-after", "1")], true, wait(1.0)),
         (429, used_up.to_vec(), true, wait(7.0)),
+        (500, vec![("retry-after", "3")], false, None),
         (503, vec![("retry-after", "3")], true, wait(3.0)),
         (503, used_up.to_vec(), false, None),
         (200, vec![("retry-after", "3")], false, None),
@@ -204,6 +205,7 @@ fn denials_state_wait() {
     for (status, fields, is_denial, wait) in cases {
         let found = stated(status, &fields);
         assert_eq!((found.is_denial, found.wait), (is_denial, wait), "{status} {fields:?}");
+        assert_eq!(found.is_failure, status >= 500 && !is_denial, "{status} {fields:?}");
     }
 }
 
@@ -691,6 +693,27 @@ async fn success_through_another_gate_does_not_end_backoff() {
         for other in [gate("no-reads"), policy("calls", 100, MINUTE)] {
             assert_eq!(learn(other, &Stated::default()).await, Learned::default());
         }
+    }
+}
+
+/// A failure does not show whether the API admits requests.
+#[tokio::test]
+async fn failure_of_api_does_not_change_backoff() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    for doublings in 0..6 {
+        let longest = SECOND * (1 << doublings);
+        let wait = back_off(&limits, &api()).await;
+        assert!(wait >= longest / 2 && wait <= longest, "{wait:?} is not half of {longest:?} to the whole");
+        clock.advance(2 * longest);
+        for status in [500, 502, 503] {
+            assert_eq!(learn(&limits, &stated(status, &[])).await, Learned::default());
+        }
+    }
+    for success in [200, 301, 404] {
+        assert_eq!(learn(&limits, &stated(success, &[])).await, Learned::default());
+        assert!(back_off(&limits, &api()).await <= SECOND, "{success}");
+        clock.advance(2 * SECOND);
     }
 }
 
