@@ -31,6 +31,7 @@ impl Stated {
     /// - **A denial** is a 429, and a 503 with a wait. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains.
     /// - **Any other status from 500 on** is a [failure](Self::is_failure).
     /// - **`X-RateLimit-Reset`** is a number of seconds, a length such as `6m0s`, or from 10^9 on, an instant in Unix time. It counts from the `Date` of the response.
+    /// - **A number of digits that does not fit** is the longest wait.
     /// - **A field that cannot be read** is ignored. So are the members of a list field after the first 64.
     ///
     /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
@@ -63,9 +64,8 @@ impl Stated {
 }
 
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let millis =
-        text(headers, "retry-after-ms").and_then(|text| text.parse().ok()).map(Duration::from_millis);
-    millis.or_else(|| {
+    let millis = |text: &str| text.parse().ok().map(Duration::from_millis).or_else(|| longest(text));
+    text(headers, "retry-after-ms").and_then(millis).or_else(|| {
         let text = text(headers, RETRY_AFTER)?;
         length(text).or_else(|| Some(until(parse_http_date(text).ok()?, now)))
     })
@@ -117,14 +117,22 @@ fn policy((item, params): (BareItem, Parameters)) -> StatedQuota {
 /// Returns the time until a stated reset.
 fn reset(text: &str, now: SystemTime) -> Option<Duration> {
     let stated = length(text)?;
-    let is_instant = stated >= MIN_UNIX_TIME;
-    Some(if is_instant { until(UNIX_EPOCH.checked_add(stated)?, now) } else { stated })
+    if stated < MIN_UNIX_TIME {
+        return Some(stated);
+    }
+    Some(UNIX_EPOCH.checked_add(stated).map_or(Duration::MAX, |instant| until(instant, now)))
 }
 
 /// Returns the length of a number of seconds, or of a text such as `6m0s` or `120ms`.
 fn length(text: &str) -> Option<Duration> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.or_else(|| humantime::parse_duration(text).ok())
+    seconds.or_else(|| longest(text)).or_else(|| humantime::parse_duration(text).ok())
+}
+
+/// Returns the longest time for a number of digits that does not fit. Otherwise, more digits would be no wait.
+fn longest(text: &str) -> Option<Duration> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then_some(Duration::MAX)
 }
 
 fn until(instant: SystemTime, now: SystemTime) -> Duration {

@@ -33,6 +33,9 @@ use crate::support::events::Events;
 const DATE: &str = "Wed, 25 Nov 2026 12:00:00 GMT";
 const UNIX_TIME: u64 = 1_795_608_000;
 
+/// More digits than fit.
+const LARGE: &str = "99999999999999999999";
+
 type Fields<'a> = &'a [(&'a str, &'a str)];
 
 fn stated(status: u16, fields: Fields) -> Stated {
@@ -193,7 +196,10 @@ fn denials_state_wait() {
         (429, vec![("retry-after", "soon")], true, None),
         (429, vec![("retry-after", "-1")], true, None),
         (429, vec![("retry-after", "NaN")], true, None),
-        (429, vec![("retry-after", "99999999999999999999")], true, None),
+        // More digits are no shorter wait.
+        (429, vec![("retry-after", "18446744073709551615")], true, Some(Duration::MAX)),
+        (429, vec![("retry-after", LARGE)], true, Some(Duration::MAX)),
+        (429, vec![("retry-after-ms", LARGE), ("retry-after", "1")], true, Some(Duration::MAX)),
         (429, vec![("retry-after-ms", "-1"), ("retry-after", "1")], true, wait(1.0)),
         (429, used_up.to_vec(), true, wait(7.0)),
         (500, vec![("retry-after", "3")], false, None),
@@ -206,6 +212,15 @@ fn denials_state_wait() {
         let found = stated(status, &fields);
         assert_eq!((found.is_denial, found.wait), (is_denial, wait), "{status} {fields:?}");
         assert_eq!(found.is_failure, status >= 500 && !is_denial, "{status} {fields:?}");
+    }
+    let draft_7 = format!("limit=100, remaining=0, reset={LARGE}");
+    for fields in
+        [&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", LARGE)][..], &[("ratelimit", &draft_7)]]
+    {
+        assert!(
+            stated(429, fields).wait > Some(366 * 24 * 60 * MINUTE),
+            "longer than any `max_wait`: {fields:?}"
+        );
     }
 }
 
