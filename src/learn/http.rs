@@ -14,6 +14,9 @@ use super::{Stated, StatedQuota};
 /// The smallest `reset` that is an instant in Unix time, and not a length: 10^9 s.
 const MIN_UNIX_TIME: Duration = Duration::from_secs(1_000_000_000);
 
+/// The smallest `reset` that is an instant in milliseconds of Unix time: one in the year 2001, and no number of seconds before the year 33,658.
+const MIN_UNIX_MILLIS: Duration = Duration::from_secs(1_000_000_000_000);
+
 /// The number of members of a list field that are read. Each limit is compared with each policy.
 const MAX_MEMBERS: usize = 64;
 
@@ -30,9 +33,11 @@ impl Stated {
     ///
     /// - **A denial** is a 429, and a 503 with a wait. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains.
     /// - **Any other status from 500 on** is a [failure](Self::is_failure).
-    /// - **`X-RateLimit-Reset`** is a number of seconds, a length such as `6m0s`, or from 10^9 on, an instant in Unix time. It counts from the `Date` of the response.
+    /// - **`X-RateLimit-Reset`** is a number of seconds, a length such as `6m0s`, or an instant in Unix time: in seconds from 10^9 on, and in
+    ///   milliseconds from 10^12 on. It counts from the `Date` of the response.
     /// - **A number of digits that does not fit** is the longest wait.
-    /// - **A field that cannot be read** is ignored. So are the members of a list field after the first 64.
+    /// - **A field that cannot be read** is ignored: a `reset` in ISO 8601, such as `2026-11-25T12:00:00Z`, or a fraction as `remaining`, such as
+    ///   `598.0`. So are the members of a list field after the first 64.
     ///
     /// If the response has an `Age` other than 0, an HTTP cache has answered: its quotas are those of an earlier request, and are ignored.
     ///
@@ -120,7 +125,8 @@ fn reset(text: &str, now: SystemTime) -> Option<Duration> {
     if stated < MIN_UNIX_TIME {
         return Some(stated);
     }
-    Some(UNIX_EPOCH.checked_add(stated).map_or(Duration::MAX, |instant| until(instant, now)))
+    let unix_time = if stated < MIN_UNIX_MILLIS { stated } else { stated / 1_000 };
+    Some(UNIX_EPOCH.checked_add(unix_time).map_or(Duration::MAX, |instant| until(instant, now)))
 }
 
 /// Returns the length of a number of seconds, or of a text such as `6m0s` or `120ms`.

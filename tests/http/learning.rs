@@ -61,9 +61,10 @@ fn quota(
 
 #[test]
 fn http_fields_state_quotas() {
-    let epoch = (UNIX_TIME + 90).to_string();
+    let (epoch, millis) = ((UNIX_TIME + 90).to_string(), (UNIX_TIME * 1_000 + 2_500).to_string());
     let with_epoch =
         [("x-ratelimit-limit", "5000"), ("x-ratelimit-remaining", "4999"), ("x-ratelimit-reset", &*epoch)];
+    let with_millis = [("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", &*millis)];
     let cases: Vec<(Fields, Vec<StatedQuota>)> = vec![
         (&[], vec![]),
         (
@@ -113,6 +114,17 @@ fn http_fields_state_quotas() {
         // An instant that has passed.
         (
             &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "1000000000")],
+            vec![quota(None, [None; 2], 1, Some(0.0))],
+        ),
+        // Milliseconds of Unix time.
+        (&with_millis, vec![quota(None, [None; 2], 1, Some(2.5))]),
+        // The largest number of seconds, and the smallest one of milliseconds, which has passed.
+        (
+            &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "999999999999")],
+            vec![quota(None, [None; 2], 1, Some((999_999_999_999 - UNIX_TIME) as f64))],
+        ),
+        (
+            &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "1000000000000")],
             vec![quota(None, [None; 2], 1, Some(0.0))],
         ),
         // What cannot be read is ignored.
