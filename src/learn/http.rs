@@ -25,13 +25,14 @@ impl Stated {
     ///
     /// | fields | of |
     /// | --- | --- |
-    /// | `Retry-After`: seconds or an HTTP date; `retry-after-ms` | a 429 or a 503 |
+    /// | `Retry-After`: seconds or an HTTP date; `retry-after-ms` | a 429, a 503 or a 403 |
     /// | `RateLimit` and `RateLimit-Policy` | the IETF drafts 7 to 11 |
     /// | `RateLimit-Limit`, `-Remaining`, `-Reset` | the IETF draft 6 |
     /// | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | GitHub and many others |
     /// | the same, with the name of a policy: `x-ratelimit-remaining-tokens` | OpenAI |
     ///
-    /// - **A denial** is a 429, and a 503 with a wait. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains.
+    /// - **A denial** is a 429, a 503 with a wait, and a 403 with a wait or with a quota of which nothing remains, because GitHub
+    ///   answers so. If a 429 or a 403 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains.
     /// - **Any other status from 500 on** is a [failure](Self::is_failure).
     /// - **`X-RateLimit-Reset`** is a number of seconds, a length such as `6m0s`, or an instant in Unix time: in seconds from 10^9 on, and in
     ///   milliseconds from 10^12 on. It counts from the `Date` of the response.
@@ -60,6 +61,10 @@ impl Stated {
         let wait = retry_after(headers, now);
         let (is_denial, wait) = match status {
             StatusCode::TOO_MANY_REQUESTS => (true, wait.or_else(used_up)),
+            StatusCode::FORBIDDEN => {
+                let is_used_up = quotas.iter().any(|quota| quota.remaining == 0);
+                (wait.is_some() || is_used_up, wait.or_else(used_up))
+            }
             StatusCode::SERVICE_UNAVAILABLE => (wait.is_some(), wait),
             _ => (false, None),
         };

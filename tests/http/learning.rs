@@ -214,6 +214,14 @@ fn denials_state_wait() {
         (429, vec![("retry-after-ms", LARGE), ("retry-after", "1")], true, Some(Duration::MAX)),
         (429, vec![("retry-after-ms", "-1"), ("retry-after", "1")], true, wait(1.0)),
         (429, used_up.to_vec(), true, wait(7.0)),
+        // GitHub.
+        (403, vec![("retry-after", "60"), ("x-ratelimit-remaining", "5")], true, wait(60.0)),
+        (403, used_up.to_vec(), true, wait(7.0)),
+        (403, vec![("x-ratelimit-remaining", "0")], true, None),
+        (403, vec![], false, None),
+        (403, vec![("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "7")], false, None),
+        (403, vec![("retry-after", "soon")], false, None),
+        (401, used_up.to_vec(), false, None),
         (500, vec![("retry-after", "3")], false, None),
         (503, vec![("retry-after", "3")], true, wait(3.0)),
         (503, used_up.to_vec(), false, None),
@@ -737,7 +745,7 @@ async fn failure_of_api_does_not_change_backoff() {
             assert_eq!(learn(&limits, &stated(status, &[])).await, Learned::default());
         }
     }
-    for success in [200, 301, 404] {
+    for success in [200, 301, 403, 404] {
         assert_eq!(learn(&limits, &stated(success, &[])).await, Learned::default());
         assert!(back_off(&limits, &api()).await <= SECOND, "{success}");
         clock.advance(2 * SECOND);
