@@ -117,10 +117,11 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
         .route("/users/{id}", get(async || "Hello!"))
         .route("/search", get(async || "Found nothing."))
         .layer(limits)
-        .layer(from_fn(timed))
-        .merge(internal)
-        // `peer_ip` reads the address from here.
-        .into_make_service_with_connect_info::<SocketAddr>();
+        .layer(from_fn(timed));
+    // The router with the limit comes second: axum keeps its fallback, so requests without a route are limited.
+    let app = internal.merge(app);
+    // `peer_ip` reads the address from here.
+    let app = app.into_make_service_with_connect_info::<SocketAddr>();
 
     let listener = listen().await?;
     // Ignores the error if standard output is closed.

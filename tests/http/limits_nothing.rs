@@ -16,7 +16,7 @@ use axum::{
     middleware::{Next, from_fn},
     routing::{any, get},
 };
-use http::{Method, request::Builder as RequestBuilder};
+use http::{Method, StatusCode, request::Builder as RequestBuilder};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
@@ -255,6 +255,40 @@ async fn layer_before_routes_limits_nothing() {
     let mistake = Router::new().layer(limits()).route("/", get(async || "hello"));
     let remedy = Router::new().route("/", get(async || "hello")).layer(limits());
     compare("Layer before the routes", mistake, remedy, |_| direct()).await;
+}
+
+#[tokio::test]
+async fn merged_and_nested_routers_limit_requests_without_route() {
+    assert_is_heading("Merged and nested routers");
+    let limits = || {
+        let policy = policy("three", 3, MINUTE);
+        RateLimitLayer::builder(memory()).policy(policy).key(peer_ip()).build().unwrap()
+    };
+    let limited = || app().layer(limits());
+    let probes = || Router::new().route("/ready", get(async || "ready"));
+    let with_fallback = || app().fallback(async || StatusCode::NOT_FOUND).layer(limits());
+    let get_six = async |app: Router, path: &'static str| {
+        let mut statuses = Vec::new();
+        for _ in 0..6 {
+            let response = app.clone().oneshot(request(CLIENT, Request::get(path))).await.unwrap();
+            statuses.push(response.status().as_u16());
+        }
+        statuses
+    };
+    let (nothing, three) = ([404; 6], [404, 404, 404, 429, 429, 429]);
+    assert_eq!(get_six(limited().merge(probes()), "/none").await, nothing, "the order of the mistake");
+    assert_eq!(get_six(probes().merge(limited()), "/none").await, three, "the order of the remedy");
+    assert_eq!(get_six(probes().merge(limited()), "/ready").await, [200; 6], "the probe has no limit");
+    for merged in [with_fallback().merge(probes()), probes().merge(with_fallback())] {
+        assert_eq!(get_six(merged, "/none").await, three, "a fallback of its own");
+    }
+    let nested = |app| Router::new().nest("/api", app);
+    assert_eq!(get_six(nested(limited()), "/api/none").await, nothing, "the nested mistake");
+    assert_eq!(get_six(nested(with_fallback()), "/api/none").await, three, "the nested remedy");
+    // The routes are limited in any case.
+    let routes = [200, 200, 200, 429, 429, 429];
+    assert_eq!(get_six(limited().merge(probes()), "/").await, routes);
+    assert_eq!(get_six(nested(limited()), "/api").await, routes);
 }
 
 #[tokio::test]
