@@ -5,7 +5,7 @@ use std::{fmt, iter, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    answer::{Answer, Dialect, IntoAnswer, ProblemDetails, RetryAfter, WithFields},
+    answer::{Answer, Dialect, IntoAnswer, ProblemDetails, RetryAfter, WithFields, with_status},
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
     cost::{CostFunction, IntoCosts, IntoUsed},
@@ -37,6 +37,8 @@ pub struct RateLimitLayerBuilder {
     has_key: bool,
     /// A method that has no effect together with `plan_by`.
     unplanned: Option<&'static str>,
+    /// Whether every rejection is a gRPC status.
+    answers_grpc: bool,
     first: Limit,
     options: HttpOptions,
     dialect: Option<Dialect>,
@@ -85,6 +87,7 @@ impl RateLimitLayer {
             limiter: backend_or_limiter.into_source(),
             has_key: false,
             unplanned: None,
+            answers_grpc: false,
             first: limit(key::from_fn(|_| None::<PartitionKey>)),
             options: HttpOptions::default(),
             dialect: None,
@@ -428,7 +431,12 @@ impl RateLimitLayerBuilder {
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
     ///
     /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
-    /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an
+    /// outage looked like a denial, clients would wait although they have not exceeded a limit. A response with the status 200, such as
+    /// that of `Response::new`, gets the status of [`Rejection::status`], unless it has the field `grpc-status`. If your clients expect an
+    /// error with the status 200, implement [`Answer`] instead. With `answer::HttpOrGrpc`, the closure answers only requests that are no
+    /// gRPC calls.
+    ///
+    /// The layer adds `Cache-Control: no-store`, unless the response has a `Cache-Control` of its own. The closure returns an
     /// `http::Response` with a complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
     ///
     /// For the text of the body, use [`Rejection::client_text`]. The text of `Display` may name a [hidden](Policy::hidden) policy.
@@ -458,14 +466,20 @@ impl RateLimitLayerBuilder {
         reject: impl Fn(&Rejection, &Head<'_>) -> A + Send + Sync + 'static,
     ) -> Self {
         self.option(|options| {
-            options.reject = Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer()));
+            options.reject = Some(Arc::new(move |rejection, head| {
+                with_status(rejection, reject(rejection, head).into_answer())
+            }));
         })
     }
 
     /// Sets the responses to rejected requests, and the header fields. The default is [`ProblemDetails`]. Use `answer::Grpc` or
     /// `answer::HttpOrGrpc` (feature `tonic`) for tonic.
     pub fn answer(self, answer: impl Answer) -> Self {
-        self.option(|options| options.answer = Some(Arc::new(answer)))
+        #[cfg(feature = "tonic")]
+        let answers_grpc = (&answer as &dyn std::any::Any).is::<crate::answer::Grpc>();
+        #[cfg(not(feature = "tonic"))]
+        let answers_grpc = false;
+        Self { answers_grpc, ..self.option(|options| options.answer = Some(Arc::new(answer))) }
     }
 
     /// Sets the dialect of the rate limit fields of all responses. The default is [`Dialect::Draft11`], or the fields of an
@@ -552,6 +566,7 @@ impl RateLimitLayerBuilder {
     ///
     /// - [`ConfigError::NoKey`] without a key
     /// - [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set
+    /// - [`ConfigError::RejectionOverGrpc`] if a closure builds responses that `answer::Grpc` would replace
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
@@ -592,6 +607,9 @@ impl RateLimitLayerBuilder {
             (None, _) if !self.has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
             _ => {}
+        }
+        if self.answers_grpc && self.options.reject.is_some() {
+            return Err(ConfigError::RejectionOverGrpc);
         }
         let lacks_policies = |limit: &Limit| limit.own_policies().is_empty() && !limit.chooses_policies();
         if self.options.others.iter().any(lacks_policies) {

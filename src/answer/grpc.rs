@@ -37,7 +37,8 @@ use crate::{
 /// `RateLimit-Policy` and `RateLimit` are in the metadata of every response to a decided request.
 ///
 /// The HTTP status is 200 for every method, with `Cache-Control: no-store`. Use it only for a server of gRPC alone, and
-/// [`HttpOrGrpc`] if the server also receives other requests.
+/// [`HttpOrGrpc`] if the server also receives other requests. Together with a closure of
+/// [`RateLimitLayerBuilder::rejection`](crate::RateLimitLayerBuilder::rejection), it is an error when the layer is built.
 ///
 /// A handler that keeps a [`Limiter`](crate::Limiter) gets the same statuses from `limiter.admit(..).await?`, because `tonic::Status`
 /// implements `From<Rejection>`. See [the guide](crate::guide::grpc#limit-in-a-handler).
@@ -48,6 +49,9 @@ pub struct Grpc;
 /// Answers a POST request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for
 /// one layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP. So is a request with another
 /// method, because a gRPC call is always a POST: no client gets a 200 for a rejected GET.
+///
+/// A closure of [`RateLimitLayerBuilder::rejection`](crate::RateLimitLayerBuilder::rejection) answers the other requests in place of
+/// [`ProblemDetails`]. A gRPC call keeps its gRPC status.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct HttpOrGrpc;
@@ -59,15 +63,26 @@ impl Answer for Grpc {
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
+
+    fn overrides_rejection(&self, _head: &Head<'_>) -> bool {
+        true
+    }
 }
 
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        let content_type = head.headers.get(header::CONTENT_TYPE);
-        let is_grpc =
-            head.method == Method::POST && content_type.is_some_and(|value| is_grpc(value.as_bytes()));
-        if is_grpc { Grpc.reject(rejection, head) } else { ProblemDetails.reject(rejection, head) }
+        if is_call(head) { Grpc.reject(rejection, head) } else { ProblemDetails.reject(rejection, head) }
     }
+
+    fn overrides_rejection(&self, head: &Head<'_>) -> bool {
+        is_call(head)
+    }
+}
+
+/// Returns whether a request is a gRPC call.
+fn is_call(head: &Head<'_>) -> bool {
+    let content_type = head.headers.get(header::CONTENT_TYPE);
+    head.method == Method::POST && content_type.is_some_and(|value| is_grpc(value.as_bytes()))
 }
 
 /// Returns whether a content type is `application/grpc`, with or without a suffix such as `+proto` and parameters. A client of

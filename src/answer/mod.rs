@@ -10,7 +10,7 @@
 //! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
 //!
 //! [`RateLimitLayerBuilder::rejection`](crate::RateLimitLayerBuilder::rejection) replaces only the response of rejected requests, and keeps the header
-//! fields. [`RateLimitLayerBuilder::dialect`](crate::RateLimitLayerBuilder::dialect) chooses other header fields. See
+//! fields. With `HttpOrGrpc`, it replaces only those over HTTP. [`RateLimitLayerBuilder::dialect`](crate::RateLimitLayerBuilder::dialect) chooses other header fields. See
 //! [the guide](crate::guide::responses).
 
 use std::sync::Arc;
@@ -35,6 +35,7 @@ pub(crate) use fields::RetryAfter;
 pub use grpc::{Grpc, HttpOrGrpc};
 pub use openai::OpenAiError;
 pub use problem::ProblemDetails;
+pub(crate) use text::with_status;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
@@ -47,13 +48,22 @@ pub use crate::extract::{NoDecision, NoReservation};
     note = "if it is a closure, call `.rejection(|rejection, head| ..)` instead"
 )]
 pub trait Answer: Send + Sync + 'static {
-    /// Builds the response of a rejected request, without the header fields of its decision.
+    /// Builds the response of a rejected request, without the header fields of its decision. The layer keeps its status, also if it is 200:
+    /// see [`Rejection::status`]. The layer adds `Cache-Control: no-store`, unless the response has a `Cache-Control` of its own.
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
 
     /// Adds the fields of a decision to the headers of a response, regardless of which code built the response. By default,
     /// those of [`Dialect::Draft11`], and `Retry-After` (RFC 9110) for a denial.
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         Dialect::Draft11.add_fields(decision, headers);
+    }
+
+    /// Returns whether this answer builds the response of a rejected request even if the layer has a
+    /// [closure](crate::RateLimitLayerBuilder::rejection) for it. By default, it does not. `HttpOrGrpc` does for a gRPC call, whose client
+    /// cannot read any other response.
+    fn overrides_rejection(&self, head: &Head<'_>) -> bool {
+        let _ = head;
+        false
     }
 }
 
@@ -65,6 +75,10 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         (**self).fields(decision, headers);
+    }
+
+    fn overrides_rejection(&self, head: &Head<'_>) -> bool {
+        (**self).overrides_rejection(head)
     }
 }
 
@@ -82,6 +96,10 @@ impl<A: Answer> Answer for WithFields<A> {
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.dialect.add(decision, headers, self.retry_after);
+    }
+
+    fn overrides_rejection(&self, head: &Head<'_>) -> bool {
+        self.answer.overrides_rejection(head)
     }
 }
 

@@ -67,6 +67,15 @@ impl Rejection {
     }
 }
 
+/// Returns the response of a closure, with the status of the rejection if it has none of its own.
+pub(crate) fn with_status(rejection: &Rejection, mut response: Response<Bytes>) -> Response<Bytes> {
+    // A gRPC status in the headers is always in a 200.
+    if response.status() == StatusCode::OK && !response.headers().contains_key("grpc-status") {
+        *response.status_mut() = rejection.status();
+    }
+    response
+}
+
 pub(super) const TOO_MANY_REQUESTS: &str = "Too many requests";
 
 /// Returns the violated policies that a response may name.

@@ -52,6 +52,12 @@ pub enum ConfigError {
         method: &'static str,
     },
 
+    /// A closure builds the responses of rejected requests, and `answer::Grpc` answers all of them.
+    #[error(
+        "`.rejection(..)` has no effect together with `.answer(Grpc)`: remove one of them; for HTTP and gRPC on one port, use `HttpOrGrpc`"
+    )]
+    RejectionOverGrpc,
+
     /// A layer over a shared limiter changes a setting of the limiter.
     #[error("`.{method}(..)` has no effect on a shared limiter: set it with `Limiter::builder(..)`")]
     #[non_exhaustive]
@@ -180,7 +186,8 @@ pub enum ConfigError {
         reason: String,
     },
 
-    /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
+    /// A constant cost is above a quota, so that the request could never be admitted. A number is the cost for every policy of its
+    /// limit, also for one in flight: for one of them, use [`Costs::policy`](crate::Costs::policy). If the layer settles,
     /// [`RateLimitLayerBuilder::clamp_estimates`](crate::RateLimitLayerBuilder::clamp_estimates) permits such an estimate.
     #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", by_requests(.requests))]
     #[non_exhaustive]

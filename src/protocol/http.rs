@@ -3,7 +3,7 @@
 use std::{fmt, mem, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, header::CACHE_CONTROL};
 
 use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, Tables, nested};
 use crate::{
@@ -165,8 +165,10 @@ impl Http {
         let mut response = match (&self.options.reject, &self.options.answer) {
             (None, None) => rejection.to_response(),
             (reject, _) => {
-                let built = reject.as_ref().map(|reject| reject(&rejection, head));
+                let reject = reject.as_ref().filter(|_| !self.answer().overrides_rejection(head));
+                let built = reject.map(|reject| reject(&rejection, head));
                 let mut response = built.unwrap_or_else(|| self.answer().reject(&rejection, head));
+                response.headers_mut().entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
                 if let Some(decision) = rejection.decision() {
                     self.answer().fields(decision, response.headers_mut());
                 }

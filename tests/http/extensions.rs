@@ -111,7 +111,7 @@ async fn custom_rejection_response_holds_reason() {
         .unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits);
     let response = send(&app, Some("alice")).await;
-    assert_eq!(response.status(), StatusCode::OK, "the response of the closure keeps its status");
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "the closure has set no status");
     assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
 }
 

@@ -1,6 +1,6 @@
 //! A tonic server on a socket, and an axum router that serves gRPC and HTTP.
 
-use std::{error::Error, net::SocketAddr, time::Duration};
+use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{body::HttpBody as _, routing::get};
 use http::{Method, Request};
@@ -19,9 +19,9 @@ use tonic_health::pb::{
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Reservation,
-    RouteCosts, Wait,
-    answer::{Answer, Grpc, HttpOrGrpc},
+    ConfigError, Head, KeyExtractor, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer,
+    RateLimitLayerBuilder, Rejection, Reservation, RouteCosts, Wait,
+    answer::{Answer, Dialect, Grpc, HttpOrGrpc},
     backend::{Backend, Reason},
     by,
     key::constant,
@@ -326,6 +326,45 @@ async fn layer_answers_each_request_in_its_protocol() {
     let broken = Site::serve(http_or_grpc(FakeBackend::unavailable(Reason::Connection))).await;
     assert_eq!(call(broken.address(), Some("alice")).await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(broken.get("/", &[ALICE]).await.status, 503);
+}
+
+/// A gRPC client cannot read the response of the closure.
+#[tokio::test]
+async fn rejection_closure_answers_only_requests_over_http() {
+    type Build = fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder;
+    fn own(_: &Rejection, _: &Head<'_>) -> http::Response<&'static str> {
+        http::Response::new("own")
+    }
+    let builds: [Build; 4] = [
+        |builder| builder.answer(HttpOrGrpc).rejection(own),
+        |builder| builder.rejection(own).answer(HttpOrGrpc),
+        |builder| builder.rejection(own).answer(Arc::new(HttpOrGrpc)),
+        |builder| builder.rejection(own).answer(HttpOrGrpc).dialect(Dialect::Draft7),
+    ];
+    for build in builds {
+        let builder =
+            RateLimitLayer::builder(FakeBackend::denying(SECOND)).policy(policy("burst", 2, SECOND));
+        let limits = build(builder.key(api_key())).build().unwrap();
+        let (_, health) = tonic_health::server::health_reporter();
+        let app = Routes::new(health).into_axum_router().route("/", get(async || "hello")).layer(limits);
+        let site = Site::serve(app).await;
+        let status = call(site.address(), Some("alice")).await.unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "Try again in 1 s."));
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!((answer.status, &*answer.body, answer.header("retry-after")), (429, "own", Some("1")));
+    }
+}
+
+#[test]
+fn rejection_closure_without_requests_is_an_error() {
+    let builder = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("burst", 2, SECOND));
+    let own = |_: &Rejection, _: &Head<'_>| http::Response::new("own");
+    for builder in [builder().answer(Grpc).rejection(own), builder().rejection(own).answer(Grpc)] {
+        let error = builder.key(api_key()).build().unwrap_err();
+        assert!(matches!(error, ConfigError::RejectionOverGrpc), "{error}");
+    }
+    // The last answer counts.
+    builder().rejection(own).answer(Grpc).answer(HttpOrGrpc).key(api_key()).build().unwrap();
 }
 
 /// A gRPC call is a POST. A cache would keep a 200 to a GET, and a 200 to CONNECT begins a tunnel.

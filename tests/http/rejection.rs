@@ -99,7 +99,7 @@ async fn rejection_reads_head_of_request() {
     })
     .await;
     let answer = site.get("/", &[ALICE, ("accept", "text/plain")]).await;
-    assert_eq!((answer.status, &*answer.body), (200, r#"GET / as Some("text/plain")"#));
+    assert_eq!((answer.status, &*answer.body), (429, r#"GET / as Some("text/plain")"#));
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
@@ -113,7 +113,8 @@ async fn rejection_returns_response_of_every_complete_body() {
         );
         (answer.status, answer.body)
     };
-    let text = || (200, "slow down".to_owned());
+    // A response without a status has that of the rejection.
+    let text = || (429, "slow down".to_owned());
     assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new("slow down"))).await, text());
     assert_eq!(
         answer(|builder| builder.rejection(|_, _| Response::new("slow down".to_owned()))).await,
@@ -127,11 +128,59 @@ async fn rejection_returns_response_of_every_complete_body() {
         answer(|builder| builder.rejection(|_, _| Response::new(Bytes::from("slow down")))).await,
         text()
     );
-    assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new(()))).await, (200, String::new()));
+    assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new(()))).await, (429, String::new()));
     let json: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder = |builder| {
         builder.rejection(|_, _| (StatusCode::TOO_MANY_REQUESTS, Json("slow down")).into_response())
     };
     assert_eq!(answer(json).await, (429, r#""slow down""#.to_owned()));
+}
+
+/// A client, a cache or a monitor would take a 200 for the response of the handler.
+#[tokio::test]
+async fn rejection_without_status_has_that_of_built_in_answer() {
+    for (decided, headers, status) in [
+        (FakeAnswer::Deny(Wait::For(SECOND)), &[ALICE][..], 429),
+        (FakeAnswer::Unavailable(Reason::Connection), &[ALICE], 503),
+        (FakeAnswer::Unavailable(Reason::Misconfigured), &[ALICE], 503),
+        (FakeAnswer::Admit, &[], 400),
+    ] {
+        let backend = FakeBackend::scripted([decided]);
+        let site = site_with(backend, |builder| builder.rejection(|_, _| "slow down".into_response())).await;
+        let answer = site.get("/", headers).await;
+        assert_eq!((answer.status, &*answer.body), (status, "slow down"));
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+    }
+    // Any other status, a gRPC status, and that of an answer are kept.
+    let kept = async |set: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder| {
+        site_with(FakeBackend::denying(SECOND), set).await.get("/", &[ALICE]).await.status
+    };
+    assert_eq!(
+        kept(|builder| builder.rejection(|_, _| (StatusCode::ACCEPTED, "later").into_response())).await,
+        202
+    );
+    assert_eq!(
+        kept(|builder| builder.rejection(|_, _| ([("grpc-status", "8")], "").into_response())).await,
+        200
+    );
+    assert_eq!(kept(|builder| builder.answer(ErrorIn200)).await, 200);
+}
+
+/// An answer of a protocol that states errors in its bodies.
+struct ErrorIn200;
+
+impl Answer for ErrorIn200 {
+    fn reject(&self, _rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+        Response::new(r#"{"errors":[]}"#.into())
+    }
+}
+
+#[tokio::test]
+async fn layer_keeps_cache_control_of_closure() {
+    let site = site_with(FakeBackend::denying(SECOND), |builder| {
+        builder.rejection(|_, _| ([("cache-control", "private")], "slow down").into_response())
+    })
+    .await;
+    assert_eq!(site.get("/", &[ALICE]).await.header("cache-control"), Some("private"));
 }
 
 /// A body of these frames. `None` is a frame that is not available yet.
