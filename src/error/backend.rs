@@ -47,8 +47,9 @@ pub enum Reason {
     BrokenReply,
     /// The backend can only charge.
     Unsupported,
-    /// The check cannot be made: it has no policies, too many pairs, the same pair twice, or a key that cannot be read. This is a mistake
-    /// in the server, and the store was not asked. The source states it.
+    /// The check cannot be made: it has no policies, too many pairs, the same pair twice, or a key that cannot be read. Or nothing can be
+    /// blocked or learned: no policy is a gate, or the limiter does not learn. This is a mistake in the server, and the store was not
+    /// asked. The text of the error and its source state the mistake.
     Misconfigured,
     /// More checks are in flight than are decided within the deadline: the store was not asked, or it answers other checks and has
     /// not answered this one in time. This is no outage of the store, so no outage rule admits the request.
@@ -73,8 +74,9 @@ impl BackendError {
         self.0.reason
     }
 
-    /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, or the [`Breaker`](crate::outage::Breaker) was open. In that
-    /// case, the reason is that of the failure that has opened it.
+    /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, the check is
+    /// [misconfigured](Reason::Misconfigured), or the [`Breaker`](crate::outage::Breaker) was open. In that last case, the reason is that of the
+    /// failure that has opened it.
     pub fn was_asked(&self) -> bool {
         self.0.not_sent.is_none()
     }
@@ -148,7 +150,7 @@ impl Reason {
             Self::ForeignValue => ("foreign_value", "a key contains a foreign value"),
             Self::BrokenReply => ("broken_reply", "the reply of the store cannot be read"),
             Self::Unsupported => ("unsupported", "the backend can only charge"),
-            Self::Misconfigured => ("misconfigured", "the check has no valid key or pairs"),
+            Self::Misconfigured => ("misconfigured", "misconfigured check"),
             Self::Overloaded => ("overloaded", "overloaded: too many checks in flight"),
             Self::Other => ("other", "the store failed"),
         }
@@ -170,6 +172,8 @@ impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no rate limit decision: {}", self.reason())?;
         match (self.reason(), self.0.not_sent) {
+            // The reason alone does not state the mistake.
+            (Reason::Misconfigured, _) => self.0.source.iter().try_for_each(|cause| write!(f, ": {cause}")),
             (Reason::Overloaded, None) => f.write_str(" (the store answers other checks)"),
             (Reason::Overloaded, Some(_)) | (_, None) => Ok(()),
             (_, Some(why)) => write!(f, " ({why})"),
@@ -192,6 +196,15 @@ impl fmt::Display for Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn misconfigured_check_names_its_mistake() {
+        let error = BackendError::with_source(Reason::Misconfigured, "no gate");
+        assert_eq!(error.to_string(), "no rate limit decision: misconfigured check: no gate");
+        assert!(!error.not_sent("misconfigured").was_asked());
+        let bare = BackendError::new(Reason::Misconfigured);
+        assert_eq!(bare.to_string(), "no rate limit decision: misconfigured check");
+    }
 
     #[test]
     fn list_of_reasons_has_each_reason_once() {

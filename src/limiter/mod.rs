@@ -720,5 +720,5 @@ fn forget(check: &Check, blocks: bool) -> (RevokeGuard, Invalidation) {
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {
-    BackendError::with_source(Reason::Misconfigured, error)
+    BackendError::with_source(Reason::Misconfigured, error).not_sent("misconfigured")
 }
