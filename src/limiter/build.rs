@@ -286,6 +286,10 @@ impl LimiterBuilder {
 
     /// Enables [`Limiter::learn`]: the limiter obeys the answers of the API that it calls. By default, it does not: each admission then
     /// keeps a copy of its pairs.
+    ///
+    /// A denial of the API blocks the [gates](Policy::gate) of its request. So a limiter with policies needs one, unless
+    /// [`obeys_waits`](Learning::obeys_waits) and [`backs_off`](Learning::backs_off) are off. If the drafts choose the gates, let them choose
+    /// all policies: call [`without_policies`](Self::without_policies).
     pub fn learn(self, learning: Learning) -> Self {
         Self { learning: Some(learning), ..self }
     }
@@ -298,7 +302,8 @@ impl LimiterBuilder {
     /// - [`ConfigError::DuplicatePolicy`] if two policies have one name.
     /// - [`ConfigError::CannotHold`] if a policy is in flight, and the backend holds no units.
     /// - [`ConfigError::HashSecret`] if the secret of the pseudonyms is too short.
-    /// - [`ConfigError::InvalidValue`] if another value is outside of the range that its method states.
+    /// - [`ConfigError::InvalidValue`] if another value is outside of the range that its method states, or if the limiter learns to wait
+    ///   and none of its policies is a gate.
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;
@@ -370,11 +375,25 @@ impl LimiterBuilder {
         let fractions = f64::MIN_POSITIVE..=1.0;
         ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
         self.deny_cache.map_or(Ok(()), DenyCacheConfig::validate)?;
-        self.learning.as_ref().map_or(Ok(()), Learning::validate)?;
+        self.learning.as_ref().map_or(Ok(()), |learning| self.check_learning(learning))?;
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }
         check_held(policies, self.backend.holds_units())
+    }
+
+    /// Checks what the limiter learns. Without a gate, no denial of the API would block its requests. If the limiter has no policies, the
+    /// drafts choose the gates.
+    fn check_learning(&self, learning: &Learning) -> Result<(), ConfigError> {
+        learning.validate()?;
+        let is_gate = |policy: &Policy| !policy.properties().has_quota;
+        let blocks = learning.obeys_waits || learning.backs_off;
+        if !blocks || self.policies.is_empty() || self.policies.iter().chain(&self.others).any(is_gate) {
+            return Ok(());
+        }
+        let names: Vec<_> = self.policies.iter().map(Policy::name).collect();
+        let valid = "a list with a gate, such as `Policy::gate(\"api\")?`, unless `obeys_waits` and `backs_off` are false";
+        Err(ConfigError::invalid_value("learn: policies", format_args!("{names:?}"), valid))
     }
 }
 

@@ -252,6 +252,19 @@ fn learning() -> Learning {
     Learning::default()
 }
 
+/// Returns the settings of a limiter without a gate.
+fn quotas_only() -> Learning {
+    let mut learning = learning();
+    (learning.obeys_waits, learning.backs_off) = (false, false);
+    learning
+}
+
+/// Returns a limiter whose drafts choose all policies, and a draft without a gate.
+fn chosen_by_draft() -> (Limiter, Draft) {
+    let builder = Limiter::builder(MemoryBackend::new()).without_policies();
+    (builder.learn(learning()).build().unwrap(), Draft::check_against(api(), policy("calls", 100, MINUTE), 1))
+}
+
 fn limiter(backend: MemoryBackend, policies: &[Policy], learning: Learning) -> Limiter {
     let builder = Limiter::builder(backend).policy(Policy::gate("api").unwrap()).learn(learning);
     policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone())).build().unwrap()
@@ -366,7 +379,7 @@ impl Backend for Slow {
 #[tokio::test(start_paused = true)]
 async fn drain_waits_until_layer_has_learned() {
     let (memory, calls) = (MemoryBackend::new(), policy("calls", 100, MINUTE));
-    let slow = Limiter::builder(Slow(memory.clone())).policy(calls.clone()).learn(learning());
+    let slow = Limiter::builder(Slow(memory.clone())).policy(calls.clone()).learn(quotas_only());
     let slow = slow.deadline(10 * SECOND).build().unwrap();
     let protocol =
         by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
@@ -782,15 +795,18 @@ async fn success_of_another_host_does_not_end_backoff() {
 #[tokio::test]
 async fn learning_without_its_setting_or_a_gate_is_misconfigured() {
     let calls = policy("calls", 100, MINUTE);
-    let plain = Limiter::builder(MemoryBackend::new()).policy(calls.clone()).build().unwrap();
+    let plain = Limiter::builder(MemoryBackend::new()).policy(calls).build().unwrap();
     let admission = plain.admit(api()).await.unwrap();
     let error = plain.learn(&admission, &Stated::default()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Misconfigured);
-    let without_gate =
-        Limiter::builder(MemoryBackend::new()).policy(calls).learn(learning()).build().unwrap();
-    let admission = without_gate.admit(api()).await.unwrap();
+    let (without_gate, draft) = chosen_by_draft();
+    let admission = without_gate.admit(draft).await.unwrap();
     let error = without_gate.learn(&admission, &Stated::default().denied(SECOND)).await.unwrap_err();
-    assert!(format!("{error:?}").contains("at least one gate"), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        r#"no rate limit decision: misconfigured check: policies to block ["calls"]: it must be at least one gate"#
+    );
+    assert!(!error.was_asked());
     // An admission that the store has not made states nothing about it.
     let backend = FakeBackend::scripted([FakeAnswer::Unavailable(Reason::Timeout)]);
     let builder = Limiter::builder(backend).policy(Policy::gate("api").unwrap()).learn(learning());
@@ -865,13 +881,34 @@ fn answer_outside_tokio_causes_event() {
 /// Nothing can be blocked, but the rest of the answer is learned.
 #[tokio::test]
 async fn quota_is_learned_although_gate_is_missing() {
-    let calls = policy("calls", 100, MINUTE);
-    let limits = Limiter::builder(MemoryBackend::new()).policy(calls).learn(learning()).build().unwrap();
-    let admission = limits.admit(api()).await.unwrap();
+    let (limits, draft) = chosen_by_draft();
+    let admission = limits.admit(draft.clone()).await.unwrap();
     let stated = Stated::new([StatedQuota::new(0)]).denied(SECOND);
     let error = limits.learn(&admission, &stated).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Misconfigured);
-    assert_eq!(remaining(&limits, "calls"), 0);
+    assert_eq!(limits.peek(draft).await.unwrap().status("calls").unwrap().remaining(), 0);
+}
+
+/// The first denial of the API would otherwise show the mistake.
+#[test]
+fn limiter_that_learns_to_wait_needs_gate() {
+    let build = |learning: Learning, gate: bool| {
+        let builder = Limiter::builder(MemoryBackend::new()).policy(policy("calls", 100, MINUTE));
+        let builder = if gate { builder.policy(Policy::gate("api").unwrap()) } else { builder };
+        builder.learn(learning).build().map(drop)
+    };
+    for [obeys_waits, backs_off] in [[true, true], [true, false], [false, true]] {
+        let mut learning = learning();
+        (learning.obeys_waits, learning.backs_off) = (obeys_waits, backs_off);
+        assert_eq!(
+            build(learning.clone(), false).unwrap_err().to_string(),
+            "learn: policies [\"calls\"]: it must be a list with a gate, such as `Policy::gate(\"api\")?`, unless \
+             `obeys_waits` and `backs_off` are false"
+        );
+        build(learning, true).unwrap();
+    }
+    build(quotas_only(), false).unwrap();
+    chosen_by_draft();
 }
 
 /// In an outage, each further check would take a deadline. Another error concerns one part of the answer.
@@ -886,12 +923,13 @@ async fn outage_ends_learning_from_answer() {
         (failing(Reason::Overloaded), false, &quotas, Reason::Overloaded, 2),
         (FakeBackend::admitting(), false, &denial, Reason::Misconfigured, 2),
     ] {
-        let builder = Limiter::builder(backend.clone()).learn(learning());
-        let builder =
-            builder.policy(policy("calls", 100, MINUTE)).policy(policy("day", 5_000, 1_440 * MINUTE));
-        let builder = if has_gate { builder.policy(Policy::gate("api").unwrap()) } else { builder };
-        let limits = builder.build().unwrap();
-        let admission = limits.admit(api()).await.unwrap();
+        // The draft chooses the policies.
+        let limits = Limiter::builder(backend.clone()).without_policies().learn(learning()).build().unwrap();
+        let gate = has_gate.then(|| Policy::gate("api").unwrap());
+        let policies = [policy("calls", 100, MINUTE), policy("day", 5_000, 1_440 * MINUTE)];
+        let checks = policies.into_iter().chain(gate).map(|policy| Draft::check_against(api(), policy, 1));
+        let draft = checks.reduce(Draft::and).unwrap();
+        let admission = limits.admit(draft).await.unwrap();
         let error = limits.learn(&admission, stated).await.unwrap_err();
         let learning = &backend.checks()[1..];
         assert_eq!((error.reason(), learning.len()), (reason, asked), "gate: {has_gate}, {learning:?}");
@@ -902,7 +940,7 @@ async fn outage_ends_learning_from_answer() {
 #[test]
 fn drain_ends_although_runtime_of_answer_is_not_driven() {
     let slow = Limiter::builder(Slow(MemoryBackend::new())).policy(policy("calls", 100, MINUTE));
-    let slow = slow.learn(learning()).deadline(10 * SECOND).build().unwrap();
+    let slow = slow.learn(quotas_only()).deadline(10 * SECOND).build().unwrap();
     let protocol =
         by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
     let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
