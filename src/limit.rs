@@ -1,6 +1,12 @@
 //! One limit: a partition key with its cost and its policies.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
     cost::{self, CostFunction, Costs, IntoCosts},
@@ -8,6 +14,7 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
+    observe,
     policy::{
         self, IntoTier, Policies, Policy, PolicySelector, PolicyTable, Tier, check_constant_costs,
         check_estimates,
@@ -20,6 +27,8 @@ use crate::{
 #[must_use = "a limit has no effect until it is added to a layer with `.also(..)`"]
 pub struct Limit {
     key: Arc<dyn KeyExtractor>,
+    /// Whether no request so far had the extension of the key. `None` if the key needs none.
+    lacks_extension: Option<Arc<AtomicBool>>,
     cost: Arc<dyn CostFunction>,
     missing_key: MissingKey,
     /// The policies of every request.
@@ -53,6 +62,7 @@ pub(crate) struct CostRules<'a> {
 /// ```
 pub fn limit(key: impl KeyExtractor) -> Limit {
     Limit {
+        lacks_extension: lacks_extension(&key),
         key: Arc::new(key),
         cost: Arc::new(1),
         missing_key: MissingKey::default(),
@@ -75,6 +85,10 @@ impl IntoLimit for Limit {
     fn into_limit(self) -> Limit {
         self
     }
+}
+
+fn lacks_extension(key: &impl KeyExtractor) -> Option<Arc<AtomicBool>> {
+    key.is_extension().then(|| Arc::new(AtomicBool::new(true)))
 }
 
 impl Limit {
@@ -113,7 +127,7 @@ impl Limit {
     }
 
     pub(crate) fn with_key(self, key: impl KeyExtractor) -> Self {
-        Self { key: Arc::new(key), ..self }
+        Self { lacks_extension: lacks_extension(&key), key: Arc::new(key), ..self }
     }
 
     pub(crate) fn own_policies(&self) -> &[Policy] {
@@ -189,10 +203,26 @@ impl Limit {
             Ok(None) => match &self.missing_key {
                 MissingKey::Shared(key) => Ok(Some(key.clone())),
                 MissingKey::Exempt => Ok(None),
-                MissingKey::Reject => Err(KeyError::Missing { what: self.key.missing(head) }),
+                MissingKey::Reject => Err(self.missing(head)),
             },
-            extracted => extracted,
+            extracted => {
+                if let Some(lacks) = &self.lacks_extension
+                    && lacks.load(Ordering::Relaxed)
+                {
+                    lacks.store(false, Ordering::Relaxed);
+                }
+                extracted
+            }
         }
+    }
+
+    #[cold]
+    fn missing(&self, head: &Head<'_>) -> KeyError {
+        let what = self.key.missing(head);
+        if self.lacks_extension.as_ref().is_some_and(|lacks| lacks.swap(false, Ordering::Relaxed)) {
+            observe::extension_not_found(&what);
+        }
+        KeyError::Missing { what }
     }
 
     /// Returns the policies of a request, or `None` if there are none.

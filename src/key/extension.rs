@@ -11,7 +11,8 @@ use crate::head::Head;
 /// [the guide](crate::guide::keys#limit-tenants-and-users-after-authentication).
 ///
 /// `kind` names the value and is a part of the key. Other processes that share these limits must use the same kind. A request
-/// without the extension has no key of this kind, and neither has a request whose value is empty.
+/// without the extension has no key of this kind, and neither has a request whose value is empty. If a layer rejects such a request, and
+/// no request before had this key, one warning states the order of the layers (feature `tracing`).
 ///
 /// ```
 /// use tower_sliding_window::{KeyExtractor, PartitionKey, extension};
@@ -38,5 +39,5 @@ where
         let value = head.extension::<T>().map(&value).filter(|value| !value.as_ref().is_empty());
         value.map(|value| PartitionKey::new(&kind, value))
     };
-    KeyClosure::new(key, missing)
+    KeyClosure { is_extension: true, ..KeyClosure::new(key, missing) }
 }

@@ -106,6 +106,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether this key is, or contains, an [`extension`] that an outer layer must insert. By default, it is not.
+    ///
+    /// If a layer rejects a request without this key, and no request before had it, the layer logs one warning (feature `tracing`): its
+    /// order among the other layers may be wrong.
+    fn is_extension(&self) -> bool {
+        false
+    }
+
     /// Uses this key, or the other one if a request has no key of this kind.
     ///
     /// The kind is a part of every key, so one client's header cannot equal another client's address. If this key is
@@ -248,6 +256,10 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn is_peer_address(&self) -> bool {
         (**self).is_peer_address()
     }
+
+    fn is_extension(&self) -> bool {
+        (**self).is_extension()
+    }
 }
 
 /// One key, or else another.
@@ -289,6 +301,11 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         let (one, other) = &*self.0;
         one.is_peer_address() || other.is_peer_address()
     }
+
+    fn is_extension(&self) -> bool {
+        let (one, other) = &*self.0;
+        one.is_extension() || other.is_extension()
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
@@ -310,6 +327,11 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
         let (one, other) = &*self.0;
         one.is_peer_address() || other.is_peer_address()
     }
+
+    fn is_extension(&self) -> bool {
+        let (one, other) = &*self.0;
+        one.is_extension() || other.is_extension()
+    }
 }
 
 /// A closure as a key extractor.
@@ -317,18 +339,19 @@ struct KeyClosure<F> {
     key: Arc<F>,
     /// What a request without the key lacks.
     missing: String,
+    is_extension: bool,
 }
 
 impl<F> KeyClosure<F> {
     fn new(key: F, missing: impl Into<String>) -> Self {
-        Self { key: Arc::new(key), missing: missing.into() }
+        Self { key: Arc::new(key), missing: missing.into(), is_extension: false }
     }
 }
 
 // The closure need not be `Clone`.
 impl<F> Clone for KeyClosure<F> {
     fn clone(&self) -> Self {
-        Self { key: self.key.clone(), missing: self.missing.clone() }
+        Self { key: self.key.clone(), missing: self.missing.clone(), is_extension: self.is_extension }
     }
 }
 
@@ -344,6 +367,10 @@ where
 
     fn missing(&self, _head: &Head<'_>) -> String {
         self.missing.clone()
+    }
+
+    fn is_extension(&self) -> bool {
+        self.is_extension
     }
 }
 

@@ -205,6 +205,15 @@ pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
 }
 
+pub(super) fn extension_not_found(missing: &str) {
+    event!(
+        warn,
+        missing,
+        "missing rate limit key: no request so far has this extension, or all of its values are empty; the layer that inserts it must be \
+         outside the rate limit layer, such as `.layer(limits).layer(auth)` in axum",
+    );
+}
+
 #[cfg(feature = "axum")]
 pub(super) fn missing_value(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "a handler needs what its request does not have: the response is a 500");

@@ -317,6 +317,11 @@ fn names(policies: &[Policy]) -> String {
     policies.iter().map(Policy::name).collect::<Vec<_>>().join(", ")
 }
 
+/// Warns that no request so far had a key that an outer layer provides.
+pub(crate) fn extension_not_found(key: &str) {
+    events::extension_not_found(key);
+}
+
 /// Warns that a handler needs what its request does not have.
 #[cfg(feature = "axum")]
 pub(crate) fn missing_value(error: &dyn Error, throttle: &Throttle) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{Router, routing::get};
 use serde_json::json;
+use tower::ServiceExt;
 use tower_sliding_window::{
     Head, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer,
     backend::Backend,
@@ -45,6 +46,45 @@ fn limits_with_address(backend: impl Backend, rule: MissingKey) -> RateLimitLaye
 /// Returns all rules.
 fn rules() -> [MissingKey; 3] {
     [MissingKey::Reject, MissingKey::Exempt, MissingKey::Shared(PartitionKey::new("shared", "anonymous"))]
+}
+
+/// The text of the warning names the order of the layers.
+const WRONG_ORDER: &str = "must be outside the rate limit layer";
+
+#[tokio::test]
+async fn missing_extension_causes_one_warning_until_a_request_has_it() {
+    let by_tenant = || extension("tenant", |tenant: &String| tenant.clone());
+    fn app_of(key: impl KeyExtractor) -> Router {
+        let builder = RateLimitLayer::builder(MemoryBackend::new()).policy(policy("ten", 10, MINUTE));
+        app().layer(builder.key(key).build().unwrap())
+    }
+    let send = async |app: &Router, tenant: Option<&str>| {
+        let mut request = http::Request::get("/").body(axum::body::Body::empty()).unwrap();
+        tenant.map(|tenant| request.extensions_mut().insert(tenant.to_owned()));
+        let response = app.clone().oneshot(request).await.unwrap();
+        let text = axum::body::to_bytes(response.into_body(), 1_000).await.unwrap();
+        String::from_utf8(text.to_vec()).unwrap()
+    };
+    let (events, _guard) = Events::collect();
+    let (wrong, right) = (app_of(by_tenant()), app_of(by_tenant()));
+    for _ in 0..3 {
+        let text = send(&wrong, None).await;
+        assert!(text.contains(r#"extension \"tenant\" not found"#), "{text}");
+    }
+    let logged = events.take();
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(logged[0].starts_with("WARN ") && logged[0].contains(WRONG_ORDER), "{logged:?}");
+    assert!(
+        logged[0].contains(r#"extension "tenant""#) || logged[0].contains(r#"extension \"tenant\""#),
+        "{logged:?}"
+    );
+    // The order is right, and one request is anonymous.
+    assert_eq!(send(&right, Some("acme")).await, "hello");
+    send(&right, None).await;
+    // A key that is optional is not missing.
+    let optional = app_of(by_tenant().or(key::constant("all", "anonymous")));
+    assert_eq!(send(&optional, None).await, "hello");
+    assert!(!events.text().contains(WRONG_ORDER), "{}", events.text());
 }
 
 #[tokio::test]
