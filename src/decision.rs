@@ -795,7 +795,7 @@ impl Status {
     }
 
     /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used. If the policy
-    /// has no quota, the number has no meaning.
+    /// has no quota, as a gate, the number has no meaning: skip a status whose [`quota`](Self::quota) is `None`.
     /// A shadow pair that denies was not charged.
     pub fn remaining(&self) -> u32 {
         self.standing.remaining

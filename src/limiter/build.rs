@@ -382,13 +382,13 @@ impl LimiterBuilder {
         check_held(policies, self.backend.holds_units())
     }
 
-    /// Checks what the limiter learns. Without a gate, no denial of the API would block its requests. If the limiter has no policies, the
-    /// drafts choose the gates.
+    /// Checks what the limiter learns. Without a gate, no denial of the API would block its requests. If the limiter needs no policies, a
+    /// table or the drafts may choose the gates.
     fn check_learning(&self, learning: &Learning) -> Result<(), ConfigError> {
         learning.validate()?;
         let is_gate = |policy: &Policy| !policy.properties().has_quota;
         let blocks = learning.obeys_waits || learning.backs_off;
-        if !blocks || self.policies.is_empty() || self.policies.iter().chain(&self.others).any(is_gate) {
+        if !blocks || !self.needs_policies || self.policies.iter().chain(&self.others).any(is_gate) {
             return Ok(());
         }
         let names: Vec<_> = self.policies.iter().map(Policy::name).collect();

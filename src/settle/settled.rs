@@ -37,7 +37,8 @@ pub enum Unsettled {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Settled {
-    /// The amount used has replaced the charge, as far as the charge still counts.
+    /// The amount used has replaced the charge, as far as the charge still counts. An amount for a policy that the reservation does not
+    /// have changes nothing: if [`Costs`](crate::Costs) name only such policies, all charges stand. One warning per limiter names the policy.
     #[non_exhaustive]
     Done {
         /// The instant of the change, in microseconds of the clock of the backend, as
