@@ -417,7 +417,7 @@ impl Backend for SlowSettlements {
 /// Returns a limiter of tokens that learns, and that refunds what is not settled.
 fn limiter_of_tokens(backend: impl Backend) -> Limiter {
     let builder = Limiter::builder(backend).policy(policy("tokens", 10_000, MINUTE));
-    builder.learn(learning()).unsettled(Unsettled::Refund).build().unwrap()
+    builder.learn(quotas_only()).unsettled(Unsettled::Refund).build().unwrap()
 }
 
 /// Asserts that an API and the store have the same units after each call, and that the API admits this many calls. The API has units left,
@@ -824,7 +824,7 @@ async fn admission_of_another_limiter_is_misconfigured() {
     let (limits, other) = (of_namespace("a"), of_namespace("b"));
     let without_learning = builder().namespace("b").build().unwrap();
     let other_store = Limiter::builder(MemoryBackend::new()).namespace("b").policy(calls.clone());
-    let other_store = other_store.learn(learning()).build().unwrap();
+    let other_store = other_store.learn(quotas_only()).build().unwrap();
     let stated = Stated::new([StatedQuota::new(3)]).denied(SECOND);
     for admitted_by in [&limits, &without_learning, &other_store] {
         let admission = admitted_by.admit(api()).await.unwrap();
@@ -862,7 +862,7 @@ fn learning_after_settlement_in_memory_needs_no_timer() {
 fn answer_outside_tokio_causes_event() {
     let (events, _guard) = Events::collect();
     let builder = Limiter::builder(Later(MemoryBackend::new())).policy(policy("calls", 100, MINUTE));
-    let limits = builder.learn(learning()).build().unwrap();
+    let limits = builder.learn(quotas_only()).build().unwrap();
     let protocol =
         by(|_: &Request<()>| api()).learn_by(|_: &Response<()>| Stated::new([StatedQuota::new(7)]));
     let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(())));
