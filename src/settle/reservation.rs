@@ -1,11 +1,8 @@
 //! Reservations: the handle of a charge that can be settled.
 
 use std::{
-    fmt,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    fmt, mem,
+    sync::{Arc, Weak, atomic::AtomicU64},
 };
 
 use super::{
@@ -79,7 +76,8 @@ pub(super) struct ReservedCharge {
     pub(super) decision: Decision,
     pub(super) charged: Charged,
     unsettled: Unsettled,
-    is_settled: AtomicBool,
+    /// Locked while a token is made, so that a settlement meanwhile neither finds it settled nor is lost if that fails.
+    pub(super) is_settled: Lock<bool>,
     /// The counters of the meters, as long as there are meters.
     pub(super) meters: Lock<Weak<MeterCounters>>,
 }
@@ -109,7 +107,7 @@ impl Reservation {
         charged: Charged,
         unsettled: Unsettled,
     ) -> Self {
-        let (is_settled, meters) = (AtomicBool::new(false), Lock::default());
+        let (is_settled, meters) = (Lock::default(), Lock::default());
         Self(Arc::new(ReservedCharge { queue, check, decision, charged, unsettled, is_settled, meters }))
     }
 
@@ -121,7 +119,7 @@ impl Reservation {
 
     /// Returns whether the reservation was settled, by this handle or a clone, or has become a [token](Self::into_token).
     pub fn is_settled(&self) -> bool {
-        self.0.is_settled.load(Ordering::Acquire)
+        *self.0.is_settled.lock()
     }
 
     /// Returns what waits for the settlement of this reservation. `None` unless the limiter learns from answers, and the store was charged.
@@ -148,18 +146,9 @@ impl Reservation {
         })
     }
 
-    /// Marks the reservation as settled. Returns whether it was.
-    pub(super) fn mark_settled(&self) -> bool {
-        self.0.is_settled.swap(true, Ordering::AcqRel)
-    }
-
-    pub(super) fn unmark_settled(&self) {
-        self.0.is_settled.store(false, Ordering::Release);
-    }
-
     /// Replaces the charge of every pair by the amount that the closure returns for it. Only the first call takes effect.
     pub(super) fn settle_pairs(&self, used: impl FnOnce(&[Pair]) -> Vec<u32>) -> Settlement {
-        if self.mark_settled() {
+        if self.0.mark_settled() {
             return Settlement::now(Settled::Already);
         }
         self.0.change_to(&used(self.0.check.pairs()))
@@ -167,6 +156,11 @@ impl Reservation {
 }
 
 impl ReservedCharge {
+    /// Marks the reservation as settled. Returns whether it was.
+    fn mark_settled(&self) -> bool {
+        mem::replace(&mut self.is_settled.lock(), true)
+    }
+
     /// Replaces the charge of every pair by these amounts.
     fn change_to(&self, used: &[u32]) -> Settlement {
         let Self { queue, check, decision, charged, .. } = self;
@@ -195,7 +189,7 @@ impl ReservedCharge {
 /// Applies the rule for a reservation that is dropped unsettled.
 impl Drop for ReservedCharge {
     fn drop(&mut self) {
-        if self.unsettled == Unsettled::Refund && !self.is_settled.swap(true, Ordering::AcqRel) {
+        if self.unsettled == Unsettled::Refund && !self.mark_settled() {
             // It proceeds in the background.
             drop(self.change_to(&vec![0; self.check.pairs().len()]));
         }

@@ -120,14 +120,15 @@ impl Reservation {
             return Err(TokenError::InFlight { policy: pair.policy.name().to_owned() });
         }
         let store = self.0.queue.token_store()?;
-        if self.mark_settled() {
+        // A settlement by a clone waits until there is a token, or until it is certain that there is none.
+        let mut is_settled = self.0.is_settled.lock();
+        if *is_settled {
             return Err(TokenError::Settled);
         }
-        let token = self.token(&*store);
-        if token.is_err() {
-            self.unmark_settled();
-        }
-        Ok(token?)
+        let token = self.token(&*store)?;
+        *is_settled = true;
+        drop(is_settled);
+        Ok(token)
     }
 
     fn token(&self, store: &dyn TokenStore) -> Result<String, BackendError> {

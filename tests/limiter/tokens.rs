@@ -1,9 +1,9 @@
 //! Reservations as tokens in the memory of this process.
 
-use std::time::Duration;
+use std::{sync::Barrier, thread, time::Duration};
 
 use tower_sliding_window::{
-    Costs, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
+    Costs, Limiter, MemoryBackend, OutageRule, Policy, RedisBackend, Reservation,
     backend::Reason,
     outage::Share,
     policy::Rate,
@@ -63,6 +63,32 @@ fn memory_remembers_as_many_tokens_as_keys() {
     clock.advance(MINUTE);
     assert!(matches!(now(limiter.settle_token(&tokens[0], 0)), Ok(Settled::Expired)));
     token(&limiter, 1).expect("expired tokens make room");
+}
+
+/// A memory without room makes no token. Whatever settles the reservation meanwhile takes effect.
+#[test]
+fn failed_token_loses_no_settlement() {
+    let limiter = limiter(&MemoryBackend::with_max_keys(1).unwrap(), policy("pages", 1_000_000));
+    let _only = token(&limiter, 1).unwrap();
+    let settle = |reservation: &Reservation| {
+        let settled = now(reservation.settle(1));
+        assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+    };
+    let meter = |reservation: &Reservation| reservation.meter().add(1);
+    let settlements: [&(dyn Fn(&Reservation) + Sync); 2] = [&settle, &meter];
+    for round in 0..2_000 {
+        let reservation = now(limiter.reserve((alice(), 100))).unwrap();
+        let (of_token, barrier) = (reservation.clone(), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                barrier.wait();
+                assert!(of_token.into_token().is_err());
+            });
+            barrier.wait();
+            settlements[round % 2](&reservation);
+        });
+        assert_eq!(remaining(&limiter), 1_000_000 - 2 - round as u32, "round {round}");
+    }
 }
 
 #[test]
