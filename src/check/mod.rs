@@ -31,6 +31,8 @@ pub struct Check {
     pub(crate) deadline: Option<Instant>,
     pairs: Pairs,
     pub(crate) hints: Hints,
+    /// Whether a request that waits was denied by it before: a further denial is not counted.
+    pub(crate) is_repeated: bool,
 }
 
 /// The pairs of a check. One pair needs no memory of the heap.
@@ -322,7 +324,8 @@ impl Check {
     #[inline]
     pub(crate) fn from_valid_pairs(namespace: Namespace, pairs: Pairs) -> Self {
         debug_assert!(pairs.len() <= MAX_PAIRS);
-        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, hints: Hints::default() }
+        let (purpose, hints) = (Purpose::default(), Hints::default());
+        Self { namespace, purpose, deadline: None, pairs, hints, is_repeated: false }
     }
 
     /// Returns whether the pairs have different partition keys.

@@ -14,11 +14,11 @@ use crate::{
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
 /// it leaves the queue.
-pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
+pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
     let end = Instant::now().checked_add(at_most);
-    let ask = || limiter.admit_check(check.clone(), terms);
+    let ask = |check: &Check| limiter.admit_check(check.clone(), terms);
     if skips_queue(&check) {
-        match ask().await {
+        match ask(&check).await {
             Err(Rejection::Denied(denied)) if denied.retry_after() != Wait::Never => {}
             outcome => return outcome,
         }
@@ -33,7 +33,7 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
     let (held, mut listeners): (Vec<usize>, Vec<_>) = held.map(|(i, pair)| (i, listener(pair))).unzip();
     loop {
         listeners.iter_mut().for_each(ReleaseListener::asks);
-        let outcome = ask().await;
+        let outcome = ask(&check).await;
         if let Some(decision) = decision(&outcome) {
             // Without a longer interval, the request asks at the end of its known wait, and no release admits it before.
             let interval = outcome.as_ref().err().and(decision.longest_unknown_wait());
@@ -62,6 +62,7 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
+        check.is_repeated = true;
     }
 }
 

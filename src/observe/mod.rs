@@ -169,7 +169,7 @@ impl LimiterEvents {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
-    /// Counts the outcome of a check that is no peek and no debit. Warns, at most once per minute, that a storage bound is reached.
+    /// Counts the outcome of a check that is no peek and no debit, and no repeated denial of a request that waits. Warns, at most once per minute, that a storage bound is reached.
     /// `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
@@ -180,7 +180,9 @@ impl LimiterEvents {
     ) {
         let is_counted = check.purpose().is_counted();
         match outcome {
-            Ok(decision) if is_counted => self.decision(decision, DecidedPairs::Check(check)),
+            Ok(decision) if is_counted && (decision.is_admitted() || !check.is_repeated) => {
+                self.decision(decision, DecidedPairs::Check(check));
+            }
             Ok(_) => {}
             // The events of the server report all other errors.
             Err(error) => {

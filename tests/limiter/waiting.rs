@@ -574,3 +574,17 @@ async fn lower_quota_holds_up_no_higher_quota() {
         assert_eq!(start.elapsed().as_secs(), 60);
     }
 }
+
+/// A request that waits for units in flight asks again and again.
+#[tokio::test(start_paused = true)]
+async fn repeated_denials_of_waiter_count_once() {
+    let policy = Policy::in_flight("exports", 1).unwrap();
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build().unwrap();
+    let running = limiter.admit(alice()).await.unwrap();
+    let waiter = tokio::spawn(limiter.wait(alice(), 10 * MINUTE));
+    sleep(MINUTE).await;
+    drop(running);
+    let _ = waiter.await.unwrap().unwrap();
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.denied, limiter.most_denied(1)[0].denials), (2, 1, 1));
+}
