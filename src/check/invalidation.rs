@@ -1,11 +1,11 @@
-//! Changes that return units: the denials that were decided before are true no longer.
+//! Changes that return units: the denials that were decided before are true no longer, and a request that waits may have room.
 
 use super::{Namespace, PairKey};
 use crate::{key::PartitionKey, policy::Policy};
 
 /// A refund, a rollback or a reset of some pairs. It invalidates their known denials when it begins and when it is dropped, because a
 /// denial in between may have been decided before the change. It does so for all limiters of this process with the store and the
-/// namespace.
+/// namespace. At its end, it wakes requests that wait for the pairs.
 pub(crate) struct Invalidation {
     namespace: Namespace,
     /// Each pair, and whether its denials are removed. Otherwise they hold if the store makes no decision.
@@ -51,5 +51,8 @@ impl Invalidation {
 impl Drop for Invalidation {
     fn drop(&mut self) {
         self.invalidate();
+        for (pair, _) in self.pairs.iter().filter(|(_, is_made)| *is_made) {
+            self.namespace.released_pair(pair);
+        }
     }
 }

@@ -15,8 +15,8 @@ mod pairs;
 mod releases;
 
 pub(crate) use invalidation::Invalidation;
-pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey};
-pub(crate) use releases::{ReleaseListener, ReleasedPairs, released};
+pub(crate) use namespace::{KnownDenials, Namespace, NamespaceNumber, PairKey, ReleaseSignal};
+pub(crate) use releases::{ReleaseListener, ReleasedPairs};
 
 pub use crate::policy::policies::MAX_PAIRS;
 

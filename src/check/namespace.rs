@@ -6,7 +6,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, LazyLock, MutexGuard, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -30,7 +30,7 @@ struct Named {
     store: Option<Box<str>>,
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
-    /// The pairs in flight for which requests of this process wait.
+    /// The pairs for which requests of this process wait.
     awaited: Lock<Awaited>,
 }
 
@@ -41,16 +41,31 @@ type Awaited = HashMap<PairKey, Listeners>;
 pub(super) struct Listeners {
     /// By their numbers, in the order of their creation.
     pub(super) all: BTreeMap<u64, AwaitedRelease>,
-    /// The numbers of those that a release may wake, by their quotas.
-    pub(super) waiting: BTreeMap<u32, BTreeSet<u64>>,
+    /// The numbers of those that a release may wake, by what they need.
+    pub(super) waiting: BTreeMap<NeededUnits, BTreeSet<u64>>,
+}
+
+/// What a request needs of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NeededUnits {
+    pub(super) quota: u32,
+    pub(super) cost: u32,
 }
 
 /// What a release needs to know of a listener.
 #[derive(Debug)]
 pub(super) struct AwaitedRelease {
-    pub(super) notify: Arc<Notify>,
+    pub(super) signal: Arc<ReleaseSignal>,
     /// Whether a release has woken the request, which has not asked since.
     pub(super) is_woken: bool,
+}
+
+/// What wakes a request at a release of any of its pairs.
+#[derive(Debug, Default)]
+pub(crate) struct ReleaseSignal {
+    pub(super) notify: Notify,
+    /// The number of its listeners that are woken.
+    pub(super) woken: AtomicUsize,
 }
 
 /// The denials that a limiter knows.

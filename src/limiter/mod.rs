@@ -227,7 +227,7 @@ impl Limiter {
     ///
     /// Requests of one key form a queue in this process, which clones of the limiter share: they are admitted in the order in
     /// which their futures are first polled. Only the first one asks the store. If no other process or method takes the units
-    /// that it waits for, each request asks at most twice. [The guide](crate::guide::waiting) states the details.
+    /// that it waits for, and none are returned, each request asks at most twice. [The guide](crate::guide::waiting) states the details.
     ///
     /// To wait in front of a client, use [`WaitLayer`](crate::wait::WaitLayer).
     ///
@@ -305,7 +305,8 @@ impl Limiter {
         self.change(check.and_then(gates).map(|gates| gates.map(blocking)), done)
     }
 
-    /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
+    /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Requests of this process that
+    /// [wait](Self::wait) for them ask again at once. Other processes may repeat a
     /// denial for the [maximum age](crate::outage::DenyCacheConfig) of their deny caches.
     ///
     /// # Errors
@@ -315,8 +316,8 @@ impl Limiter {
         self.change(self.check_to_decide(draft.into_draft()).and_then(gates), |_| ())
     }
 
-    /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
-    /// store clears nothing.
+    /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. Requests of this process
+    /// that [wait](Self::wait) for these pairs ask again at once. After the deadline, the store clears nothing.
     ///
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Draft::check_against`].
@@ -393,8 +394,8 @@ impl Limiter {
     /// If one partition key of a token fails, the others may be settled. Settle the token again: each key makes its changes once. If the
     /// store fails between the changes of one key, it makes none of them again. A store that loses its data may settle a token again.
     ///
-    /// A denial in the deny cache of this process stays until its wait or its maximum age has passed, because a token does not contain
-    /// the key.
+    /// A denial in the deny cache of this process stays until its wait or its maximum age has passed, and no request that
+    /// [waits](Self::wait) asks earlier, because a token does not contain the key.
     ///
     /// ```
     /// use std::time::Duration;

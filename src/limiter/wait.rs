@@ -1,16 +1,23 @@
 //! A request that waits until it is admitted.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 
 use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
 use crate::{
-    check::{Check, Pair, ReleaseListener, released},
+    check::{Check, ReleaseListener, ReleaseSignal},
     decision::{Decision, Status, Wait},
     guard::until,
     random::jittered,
 };
+
+/// The shortest time between two checks of a request that refunds wake. Without it, each of many settlements would cost a check. Units in
+/// flight return less often, and each may admit a request at once.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
 /// it leaves the queue.
@@ -27,24 +34,15 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
     let mut ticket = limiter.0.waiters.join(&check, end)?;
     ticket.turn(end).await?;
     // From here on, no release is missed.
-    let pairs = check.pairs().iter().enumerate();
-    let held = pairs.filter(|(_, pair)| !pair.is_shadow && pair.policy.properties().is_held);
-    let listener = |pair: &Pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy);
-    let (held, mut listeners): (Vec<usize>, Vec<_>) = held.map(|(i, pair)| (i, listener(pair))).unzip();
+    let signal = Arc::<ReleaseSignal>::default();
+    let pairs = check.pairs().iter().enumerate().filter(|(_, pair)| !pair.is_shadow);
+    let mut listeners: Vec<_> =
+        pairs.map(|(i, pair)| (i, ReleaseListener::new(check.scope(), pair, &signal))).collect();
+    let holds = check.pairs().iter().any(|pair| pair.policy.properties().is_held);
     loop {
-        listeners.iter_mut().for_each(ReleaseListener::asks);
+        listeners.iter_mut().for_each(|(_, listener)| listener.asks());
         let outcome = ask(&check).await;
-        if let Some(decision) = decision(&outcome) {
-            // Without a longer interval, the request asks at the end of its known wait, and no release admits it before.
-            let interval = outcome.as_ref().err().and(decision.longest_unknown_wait());
-            let may_be_released = interval.is_some_and(|interval| interval > decision.longest_known_wait());
-            for (listener, index) in listeners.iter_mut().zip(&held) {
-                let status = decision.indexed_statuses().find(|(i, _)| i == index).map(|(_, status)| status);
-                let is_denied =
-                    may_be_released && status.is_none_or(|status| !status.retry_after().is_zero());
-                listener.decided(is_denied, status.map_or(u32::MAX, Status::remaining));
-            }
-        }
+        tell(&mut listeners, &outcome);
         let Err(Rejection::Denied(denied)) = outcome else { return outcome };
         // The store has decided before this instant, so the request does not ask again too early.
         let (known, unknown) = (denied.longest_known_wait(), denied.longest_unknown_wait());
@@ -55,14 +53,41 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
         };
         match at {
             // From the end of the known wait on, a release may admit the requests behind this one.
-            Some(at) if ticket.sleeps_until(now + known) => {
-                // `None` means that nothing was released.
-                let _: Option<()> = until(at, released(&listeners)).await;
+            Some(at) if ticket.sleeps_until(now + known, &signal) => {
+                if until(at, signal.released()).await.is_some() && !holds {
+                    sleep_until(at.min(now + PAUSE)).await;
+                }
             }
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
         check.is_repeated = true;
+    }
+}
+
+/// Lets the listeners, each with the index of its pair, learn whether a release may admit their request before it asks again, and what remains.
+fn tell(listeners: &mut [(usize, ReleaseListener)], outcome: &AdmitResult) {
+    let Some(decision) = decision(outcome) else { return };
+    let known = outcome.as_ref().err().map(|_| decision.longest_known_wait());
+    // Without a longer interval, the request asks at the end of its known wait, and no release in flight admits it before.
+    let is_interval_longer = known < known.and(decision.longest_unknown_wait());
+    for (index, listener) in listeners {
+        let status = decision.indexed_statuses().find(|(i, _)| i == index).map(|(_, status)| status);
+        let is_denied = match status.map(Status::retry_after) {
+            // Until the end of the longest wait, that of another pair is no use.
+            Some(Wait::For(wait)) => !wait.is_zero() && Some(wait) == known,
+            _ => is_interval_longer,
+        };
+        listener.decided(is_denied, status.map_or(u32::MAX, remaining));
+    }
+}
+
+/// Returns how many units remain for other requests. A gate has no units: it admits all requests or none.
+fn remaining(status: &Status) -> u32 {
+    match (status.quota(), status.retry_after().is_zero()) {
+        (Some(_), _) => status.remaining(),
+        (None, true) => u32::MAX,
+        (None, false) => 0,
     }
 }
 

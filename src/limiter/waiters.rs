@@ -10,7 +10,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::rejection::Rejection;
 use crate::{
-    check::{Check, Pair},
+    check::{Check, Pair, ReleaseSignal},
     guard::until,
     key::PartitionKey,
     lock::Lock,
@@ -48,8 +48,8 @@ struct WaitQueue {
     entries: VecDeque<QueuedRequest>,
     /// The units of all entries, for each pair.
     units: Box<[u64]>,
-    /// When the first entry asks again, or `None` while it asks.
-    asks_at: Option<Instant>,
+    /// When the first entry asks again, unless a release wakes it before. `None` while it asks.
+    asks_at: Option<(Instant, Arc<ReleaseSignal>)>,
 }
 
 struct QueuedRequest {
@@ -186,7 +186,8 @@ impl WaitQueue {
     ) -> Result<(), Duration> {
         let Some(end) = end else { return Ok(()) };
         // The entries ahead are admitted from this instant on.
-        let from = self.asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let sleeps = self.asks_at.as_ref().filter(|(_, signal)| !signal.is_released());
+        let from = sleeps.map_or(Duration::ZERO, |(at, _)| at.saturating_duration_since(now));
         let waits = units.into_iter().zip(costs).map(|(units, (_, policy))| least_wait(units, policy));
         let least = from.saturating_add(waits.max().unwrap_or_default());
         if now.checked_add(least).is_some_and(|at| at <= end) { Ok(()) } else { Err(least) }
@@ -231,9 +232,9 @@ impl QueueTicket {
         }
     }
 
-    /// States that the first entry, which this must be, sleeps until it asks again. Entries behind it give up if they cannot be
+    /// States that the first entry, which this must be, sleeps until it asks again, or until a release. Entries behind it give up if they cannot be
     /// admitted before their end. Returns whether it may sleep: not if it has not waited yet and too many requests wait.
-    pub(super) fn sleeps_until(&self, at: Instant) -> bool {
+    pub(super) fn sleeps_until(&self, at: Instant, signal: &Arc<ReleaseSignal>) -> bool {
         let mut too_long = Vec::new();
         let mut guard = self.waiters.queues.lock();
         let queues = &mut *guard;
@@ -247,7 +248,7 @@ impl QueueTicket {
             first.waits = true;
             queues.waiting += 1;
         }
-        queue.asks_at = Some(at);
+        queue.asks_at = Some((at, signal.clone()));
         let now = Instant::now();
         let mut units = vec![0; queue.units.len()];
         let mut entries = std::mem::take(&mut queue.entries);
@@ -347,7 +348,7 @@ mod tests {
             (queues.entries(), queues.waiting, queues.by_key.len())
         };
         assert_eq!(counts(), (4, 1, 3));
-        assert!(tickets[1].sleeps_until(Instant::now()));
+        assert!(tickets[1].sleeps_until(Instant::now(), &Arc::default()));
         assert_eq!(counts(), (4, 2, 3));
         drop(tickets);
         assert_eq!(counts(), (0, 0, 0));
@@ -386,18 +387,18 @@ mod tests {
         let second = join("a").unwrap();
         assert_eq!(join("a").err(), Some((2, true)));
         let asks = join("b").unwrap();
-        assert!(first.sleeps_until(Instant::now()));
+        assert!(first.sleeps_until(Instant::now(), &Arc::default()));
         let third = join("b").unwrap();
         // Three wait: both of `a`, and the second of `b`.
         let new = join("c").expect("the queue of c is empty");
         assert_eq!(join("c").err(), Some((3, false)));
-        assert!(!new.sleeps_until(Instant::now()), "no room to wait");
-        assert!(!asks.sleeps_until(Instant::now()), "no room to wait");
+        assert!(!new.sleeps_until(Instant::now(), &Arc::default()), "no room to wait");
+        assert!(!asks.sleeps_until(Instant::now(), &Arc::default()), "no room to wait");
         drop(asks);
-        assert!(third.sleeps_until(Instant::now()), "it waits already");
+        assert!(third.sleeps_until(Instant::now(), &Arc::default()), "it waits already");
         assert_eq!(join("c").err(), Some((3, false)));
         drop(second);
-        assert!(new.sleeps_until(Instant::now()));
+        assert!(new.sleeps_until(Instant::now(), &Arc::default()));
     }
 
     #[test]
@@ -415,14 +416,14 @@ mod tests {
         let second = join(&ten).unwrap();
         let other = join(&five).expect("it asks first");
         assert_eq!(join(&five).err(), Some(2));
-        assert!(!other.sleeps_until(Instant::now()), "it came after the two");
-        assert!(first.sleeps_until(Instant::now()));
+        assert!(!other.sleeps_until(Instant::now(), &Arc::default()), "it came after the two");
+        assert!(first.sleeps_until(Instant::now(), &Arc::default()));
         // A client cannot choose a headroom, so its requests have places of their own.
         let half = ten.headroom_percent(50).unwrap();
         let of_headroom = [join(&half).unwrap(), join(&half).unwrap()];
-        assert!(of_headroom[0].sleeps_until(Instant::now()));
+        assert!(of_headroom[0].sleeps_until(Instant::now(), &Arc::default()));
         drop((first, second));
-        assert!(other.sleeps_until(Instant::now()));
+        assert!(other.sleeps_until(Instant::now(), &Arc::default()));
         drop((other, of_headroom));
         assert_eq!((waiters.count(), waiters.queues.lock().of_key.len()), (0, 0));
     }
@@ -441,7 +442,7 @@ mod tests {
         let [head, of_half] = [&five, &half].map(|policy| join(policy, None));
         let late = [&half, &five, &half, &five].map(|policy| join(policy, in_seconds(3)));
         for first in [&head, &of_half] {
-            assert!(first.sleeps_until(Instant::now() + 5 * SECOND));
+            assert!(first.sleeps_until(Instant::now() + 5 * SECOND, &Arc::default()));
         }
         assert_eq!((waiters.count(), waiters.queues.lock().waiting), (2, 2));
         drop((head, of_half, late));
@@ -455,7 +456,7 @@ mod tests {
         let ends = [(3, in_seconds(5)), (3, in_seconds(2)), (3, in_seconds(5)), (1, None)];
         let mut tickets: Vec<_> =
             ends.map(|(cost, end)| waiters.join(&check("a", cost), end).ok().unwrap()).into();
-        assert!(head.sleeps_until(Instant::now() + 5 * SECOND));
+        assert!(head.sleeps_until(Instant::now() + 5 * SECOND, &Arc::default()));
         assert_eq!(
             (waiters.count(), waiters.queues.lock().waiting),
             (4, 4),

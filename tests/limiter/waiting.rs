@@ -575,6 +575,111 @@ async fn lower_quota_holds_up_no_higher_quota() {
     }
 }
 
+/// The queue behind a long sleep is open at once, also before the first request has run. Each request asks once, in order.
+#[tokio::test(start_paused = true)]
+async fn reset_and_unblock_wake_first_waiter() {
+    let hour = 60 * MINUTE;
+    for is_gate in [false, true] {
+        let backend = TimedBackend::new();
+        let builder = Limiter::builder(backend.clone()).policy(policy(10, hour));
+        let limiter = builder.policy(Policy::gate("api").unwrap()).build().unwrap();
+        if is_gate {
+            limiter.block(alice(), hour).await.unwrap();
+        } else {
+            let _ = limiter.check((alice(), 10)).await.unwrap();
+        }
+        let journal = Journal::new();
+        for name in ["a", "b", "c"] {
+            journal.wait(&limiter, name, 1, Duration::MAX).await;
+        }
+        sleep(SECOND).await;
+        assert_eq!(too_long(limiter.wait(alice(), MINUTE).await), hour - SECOND);
+        let asked = backend.checks().len();
+        limiter.reset(PartitionKey::new("user", "bob")).await.unwrap();
+        sleep(SECOND).await;
+        assert_eq!((backend.checks().len(), limiter.waiting()), (asked, 3), "that of another key wakes none");
+
+        if is_gate {
+            limiter.unblock(alice()).await.unwrap();
+        } else {
+            limiter.reset(alice()).await.unwrap();
+        }
+        let _ = limiter.wait(alice(), SECOND).await.unwrap();
+        assert_eq!(journal.admitted(), [("a", 2_000), ("b", 2_000), ("c", 2_000)]);
+        assert_eq!((journal.now(), backend.checks().len()), (2_000, asked + 4));
+        assert_eq!(limiter.stats().denied, 1, "a request that waits counts as one denial");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlement_wakes_first_waiter() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).policy(policy(100, MINUTE)).build().unwrap();
+    let mut reservations = Vec::new();
+    for _ in 0..10 {
+        reservations.push(limiter.reserve((alice(), 10)).await.unwrap());
+    }
+    let journal = Journal::new();
+    for (name, cost) in [("fifteen", 15), ("four", 4)] {
+        journal.wait(&limiter, name, cost, MINUTE).await;
+    }
+    for reservation in &reservations[..2] {
+        sleep(SECOND).await;
+        let _ = reservation.settle(0).await;
+    }
+    sleep(SECOND).await;
+    assert_eq!(journal.admitted(), [("fifteen", 2_000), ("four", 2_000)]);
+    assert_eq!(backend.checks().len(), 10 + 3 + 1, "each settlement makes the first request ask once");
+    assert_eq!((limiter.stats().admitted, limiter.stats().denied), (12, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_settlements_cost_few_checks() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).policy(policy(1_000, MINUTE)).build().unwrap();
+    let mut reservations = Vec::new();
+    for _ in 0..1_000 {
+        reservations.push(limiter.reserve(alice()).await.unwrap());
+    }
+    let journal = Journal::new();
+    journal.wait(&limiter, "all", 1_000, MINUTE).await;
+    for reservation in reservations {
+        sleep(MILLI).await;
+        let _ = reservation.settle(0).await;
+    }
+    sleep(10 * MILLI).await;
+    assert!(matches!(journal.admitted()[..], [("all", 1_000..=1_010)]), "{:?}", journal.admitted());
+    let asked = backend.checks().len() - 1_000;
+    assert!((50..=102).contains(&asked), "{asked} checks of the request that waits");
+}
+
+/// The first requests of several queues wait for one pair.
+#[tokio::test(start_paused = true)]
+async fn settlement_wakes_queue_that_it_has_room_for() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let [account, of_user] = [policy(10, MINUTE), Policy::new("user", 100, MINUTE).unwrap()];
+    let pairs = |user: &str, cost| {
+        let user = Pair::new(PartitionKey::new("user", user), of_user.clone(), cost);
+        vec![Pair::new(PartitionKey::new("account", "ours"), account.clone(), cost), user]
+    };
+    let used = limiter.reserve(pairs("z", 10)).await.unwrap();
+    let waits = [("a", 8), ("b", 2), ("c", 3), ("d", 1)];
+    let mut waits = waits.map(|(user, cost)| tokio::spawn(limiter.wait(pairs(user, cost), Duration::MAX)));
+    sleep(SECOND).await;
+    let asked = backend.checks().len();
+    let _ = used.settle(7).await;
+    sleep(SECOND).await;
+    let admitted: Vec<bool> = waits.iter().map(JoinHandle::is_finished).collect();
+    assert_eq!(admitted, [false, true, false, true]);
+    let costs: Vec<u32> = backend.checks()[asked..].iter().map(|asked| asked.cost).collect();
+    assert_eq!(costs, [8, 2, 1], "the third one has no room, and does not ask");
+    sleep(MINUTE).await;
+    for wait in &mut waits {
+        let _ = wait.await.unwrap().unwrap();
+    }
+}
+
 /// A request that waits for units in flight asks again and again.
 #[tokio::test(start_paused = true)]
 async fn repeated_denials_of_waiter_count_once() {
