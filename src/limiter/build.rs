@@ -221,6 +221,10 @@ impl LimiterBuilder {
     /// The bound applies to one key and its policies, or to several keys that are checked together, whatever the quotas of the requests
     /// are. Requests with another headroom have a bound of their own. The request that asks the store counts too. A bound above [`max_waiting`](Self::max_waiting) has no effect. If all requests have the same
     /// key, set both to the same number.
+    ///
+    /// A long queue may take time, in which all queues of the limiter are locked. If the first request has to wait, and the last one cannot
+    /// be admitted before any of them gives up, each one is compared with its own end: about 20 ns for each. So is each one that gives up
+    /// ahead of others. With 100,000 requests of one key, these are 2 ms for each admission.
     pub fn max_waiting_per_key(self, requests: usize) -> Self {
         Self { max_waiting_per_key: requests, ..self }
     }

@@ -50,6 +50,8 @@ struct WaitQueue {
     units: Box<[u64]>,
     /// When the first entry asks again, unless a release wakes it before. `None` while it asks.
     asks_at: Option<(Instant, Arc<ReleaseSignal>)>,
+    /// No entry that waits for its turn gives up before. `None` if no entry gives up.
+    earliest_end: Option<Instant>,
 }
 
 struct QueuedRequest {
@@ -142,7 +144,9 @@ impl Waiters {
             entries: VecDeque::new(),
             units: vec![0; costs.len()].into(),
             asks_at: None,
+            earliest_end: None,
         });
+        queue.earliest_end = earlier(queue.earliest_end, end);
         add(&mut queue.units, &costs);
         queue.entries.push_back(QueuedRequest {
             ticket: number,
@@ -201,6 +205,11 @@ fn least_wait(units: u64, policy: &Policy) -> Duration {
     Duration::from_micros(policy.window_micros().saturating_mul(windows))
 }
 
+/// Returns the earlier of two ends. `None` is no end.
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
 fn add(units: &mut [u64], costs: &[(u32, Policy)]) {
     for (units, (cost, _)) in units.iter_mut().zip(costs) {
         *units += u64::from(*cost);
@@ -250,8 +259,14 @@ impl QueueTicket {
         }
         queue.asks_at = Some((at, signal.clone()));
         let now = Instant::now();
+        // Usually, all are admitted before the first of them gives up. Then the length of the queue makes no difference.
+        let costs = queue.entries.front().map_or(&[][..], |first| &first.costs);
+        if queue.admits_before(queue.earliest_end, now, queue.units.iter().copied(), costs).is_ok() {
+            return true;
+        }
         let mut units = vec![0; queue.units.len()];
         let mut entries = std::mem::take(&mut queue.entries);
+        let mut earliest_end = None;
         entries.retain_mut(|entry| {
             add(&mut units, &entry.costs);
             if entry.wake.is_some()
@@ -263,9 +278,12 @@ impl QueueTicket {
                 too_long.extend(entry.wake.take().map(|wake| (wake, at_least)));
                 return false;
             }
+            if entry.wake.is_some() {
+                earliest_end = earlier(earliest_end, entry.end);
+            }
             true
         });
-        queue.entries = entries;
+        (queue.entries, queue.earliest_end) = (entries, earliest_end);
         queues.left(&self.counted, too_long.len());
         queues.waiting -= too_long.len();
         drop(guard);
@@ -471,5 +489,27 @@ mod tests {
         assert_eq!(at_least, 6 * SECOND);
         assert!(waiters.join(&check("a", 4), in_seconds(6)).is_ok());
         assert!(waiters.join(&check("b", 4), in_seconds(0)).is_ok(), "another key has another queue");
+    }
+
+    /// The waits of a queue are compared with the earliest end, and one by one only if that is too early.
+    #[tokio::test(start_paused = true)]
+    async fn every_sleep_of_head_ends_hopeless_waits() {
+        let waiters = Waiters::new(10, 10);
+        let mut tickets: Vec<_> = [(10, 1), (10, 9), (10, 3), (10, 4)]
+            .map(|(cost, end)| waiters.join(&check("a", cost), in_seconds(end)).ok().unwrap())
+            .into();
+        let left_after = |head: &QueueTicket, seconds: u32| {
+            assert!(head.sleeps_until(Instant::now() + seconds * SECOND, &Arc::default()));
+            waiters.count()
+        };
+        assert_eq!(left_after(&tickets[0], 1), 4, "the last one is admitted after 4 s");
+        assert_eq!(
+            left_after(&tickets[0], 2),
+            3,
+            "the third one would be admitted after 4 s, and now the last one is"
+        );
+        assert!(matches!(tickets[2].turn(None).await, Err(Rejection::WaitTooLong { .. })));
+        drop(tickets.remove(0));
+        assert_eq!(left_after(&tickets[0], 8), 1);
     }
 }
