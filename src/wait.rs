@@ -50,6 +50,13 @@ use crate::{
 /// The service is ready when the inner service is. A waiting request keeps the inner service that is ready for it. If readiness
 /// is a permit, as in `tower::limit::ConcurrencyLimit`, a waiting request holds a permit. With the layer inside such a limit, the limit
 /// also bounds the waiting requests.
+///
+/// # Units in flight
+///
+/// A unit [in flight](crate::Policy::in_flight) is held until the future of the call is complete. For an HTTP client, this is the head of the
+/// response, and its body may still be read. To hold the unit until the end of the body, call
+/// [`Limiter::wait`](crate::Limiter::wait) and keep the [`Hold`](crate::hold::Hold) with the body, as in
+/// [this example](crate::guide::in_flight#hold-a-unit-until-the-body-of-a-client-has-ended).
 pub struct WaitLayer<P> {
     shared: SharedCore<P>,
     wait: WaitAtMost,
