@@ -57,6 +57,11 @@ use crate::{
 /// response, and its body may still be read. To hold the unit until the end of the body, call
 /// [`Limiter::wait`](crate::Limiter::wait) and keep the [`Hold`](crate::hold::Hold) with the body, as in
 /// [this example](crate::guide::in_flight#hold-a-unit-until-the-body-of-a-client-has-ended).
+///
+/// # Timeouts
+///
+/// If a timeout around the layer drops a call that waits, the request leaves the queue, and the
+/// [metric of requests](crate::guide::observability#outcomes-of-a-request) does not count it.
 pub struct WaitLayer<P> {
     shared: SharedCore<P>,
     wait: WaitAtMost,
