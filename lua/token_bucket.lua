@@ -30,8 +30,6 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         local convert = INCLUDE 'convert_parts.lua'
         stored = convert(stored, parts, window)
       end
-      -- After a lower capacity, no more counts than after an overage. So the time until all units have returned has a bound.
-      if stored > 2 * capacity then stored = 2 * capacity end
       used = stored - (at - last) * parameter
     end
     if used <= 0 then used, generation = 0, nil end

@@ -189,7 +189,7 @@ fn clock_that_goes_back_extends_no_unit_beyond_its_hold_time() {
             assert!(is_admitted(1, START - 300 * SECOND - 1).await, "{engine:?}: the value is foreign");
             first.release(held).await;
 
-            // The longest hold time of all holders decides this, not that of the holder that reads.
+            // What the longest entry had left counts, not only the hold time of the holder that reads.
             clock.set_micros(START);
             Admin::at(&server).query::<()>(&["FLUSHALL"]);
             let held = first.acquire(QUOTA, 3_600).await;

@@ -46,8 +46,6 @@ impl Count for TokenBucket {
         let empty = TokenBucketReading { now: clock, used: 0, capacity, parts, returned };
         let Some(now) = monotonic_instant(clock, self.last, policy.window_micros()) else { return empty };
         let used = if self.parts == parts { self.used } else { convert(self.used, self.parts, parts) };
-        // After a lower capacity, no more counts than after an overage. So the time until all units have returned has a bound.
-        let used = used.min(2 * capacity * parts);
         let used = used.saturating_sub((now - self.last).saturating_mul(returned));
         TokenBucketReading { now, used, ..empty }
     }

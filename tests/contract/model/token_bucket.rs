@@ -59,7 +59,7 @@ impl TokenBucket {
     fn run(&self, charges: &[Charge], now: u64) -> (u64, usize) {
         let (mut used, mut at, mut first) = (0, 0, 0);
         for (index, charge) in charges.iter().enumerate() {
-            used = self.refilled(used.min(charge.limit), charge.at - at);
+            used = self.refilled(used, charge.at - at);
             if used == 0 {
                 first = index;
             }
@@ -68,7 +68,7 @@ impl TokenBucket {
             used = used.saturating_sub(charge.refunded * self.parts());
             at = charge.at;
         }
-        (self.refilled(used.min(self.limit()), now.saturating_sub(at)), first)
+        (self.refilled(used, now.saturating_sub(at)), first)
     }
 
     fn refilled(&self, used: u64, passed: u64) -> u64 {
