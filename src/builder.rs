@@ -37,8 +37,6 @@ pub struct RateLimitLayerBuilder {
     has_key: bool,
     /// A method that has no effect together with `plan_by`.
     unplanned: Option<&'static str>,
-    /// Whether every rejection is a gRPC status.
-    answers_grpc: bool,
     first: Limit,
     options: HttpOptions,
     dialect: Option<Dialect>,
@@ -87,7 +85,6 @@ impl RateLimitLayer {
             limiter: backend_or_limiter.into_source(),
             has_key: false,
             unplanned: None,
-            answers_grpc: false,
             first: limit(key::from_fn(|_| None::<PartitionKey>)),
             options: HttpOptions::default(),
             dialect: None,
@@ -430,10 +427,10 @@ impl RateLimitLayerBuilder {
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
     ///
-    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
+    /// The closure answers all [rejections](Rejection) and chooses the status, with two exceptions below. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
     /// outage looked like a denial, clients would wait although they have not exceeded a limit. A response with the status 200, such as
-    /// that of `Response::new`, gets the status of [`Rejection::status`], unless it has the field `grpc-status`. If your clients expect an
-    /// error with the status 200, implement [`Answer`] instead. With `answer::HttpOrGrpc`, the closure answers only requests that are no
+    /// that of `Response::new`, gets the status of [`Rejection::status`], unless it has the header field `grpc-status`. If your clients expect an
+    /// error with the status 200, implement [`Answer`] instead. With `answer::HttpOrGrpc`, the closure answers only requests that are not
     /// gRPC calls.
     ///
     /// The layer adds `Cache-Control: no-store`, unless the response has a `Cache-Control` of its own. The closure returns an
@@ -475,11 +472,7 @@ impl RateLimitLayerBuilder {
     /// Sets the responses to rejected requests, and the header fields. The default is [`ProblemDetails`]. Use `answer::Grpc` or
     /// `answer::HttpOrGrpc` (feature `tonic`) for tonic.
     pub fn answer(self, answer: impl Answer) -> Self {
-        #[cfg(feature = "tonic")]
-        let answers_grpc = (&answer as &dyn std::any::Any).is::<crate::answer::Grpc>();
-        #[cfg(not(feature = "tonic"))]
-        let answers_grpc = false;
-        Self { answers_grpc, ..self.option(|options| options.answer = Some(Arc::new(answer))) }
+        self.option(|options| options.answer = Some(Arc::new(answer)))
     }
 
     /// Sets the dialect of the rate limit fields of all responses. The default is [`Dialect::Draft11`], or the fields of an
@@ -608,7 +601,10 @@ impl RateLimitLayerBuilder {
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
             _ => {}
         }
-        if self.answers_grpc && self.options.reject.is_some() {
+        // An answer that overrides the closure for a plain request as well does so for every request.
+        let plain = http::Request::new(());
+        let is_overridden = |answer: &Arc<dyn Answer>| answer.overrides_rejection(&Head::from(&plain));
+        if self.options.reject.is_some() && self.options.answer.as_ref().is_some_and(is_overridden) {
             return Err(ConfigError::RejectionOverGrpc);
         }
         let lacks_policies = |limit: &Limit| limit.own_policies().is_empty() && !limit.chooses_policies();

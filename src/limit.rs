@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
 };
 
@@ -21,14 +21,17 @@ use crate::{
     },
 };
 
+/// The number of requests without an extension after which the order of the layers may be wrong.
+const MAX_LACKING: u32 = 100;
+
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
 /// [`RateLimitLayerBuilder::also`](crate::RateLimitLayerBuilder::also).
 #[derive(Clone)]
 #[must_use = "a limit has no effect until it is added to a layer with `.also(..)`"]
 pub struct Limit {
     key: Arc<dyn KeyExtractor>,
-    /// Whether no request so far had the extension of the key. `None` if the key needs none.
-    lacks_extension: Option<Arc<AtomicBool>>,
+    /// The number of requests that lacked an extension of the key, until one has the key.
+    lacking: Arc<AtomicU32>,
     cost: Arc<dyn CostFunction>,
     missing_key: MissingKey,
     /// The policies of every request.
@@ -62,7 +65,7 @@ pub(crate) struct CostRules<'a> {
 /// ```
 pub fn limit(key: impl KeyExtractor) -> Limit {
     Limit {
-        lacks_extension: lacks_extension(&key),
+        lacking: Arc::default(),
         key: Arc::new(key),
         cost: Arc::new(1),
         missing_key: MissingKey::default(),
@@ -85,10 +88,6 @@ impl IntoLimit for Limit {
     fn into_limit(self) -> Limit {
         self
     }
-}
-
-fn lacks_extension(key: &impl KeyExtractor) -> Option<Arc<AtomicBool>> {
-    key.is_extension().then(|| Arc::new(AtomicBool::new(true)))
 }
 
 impl Limit {
@@ -127,7 +126,7 @@ impl Limit {
     }
 
     pub(crate) fn with_key(self, key: impl KeyExtractor) -> Self {
-        Self { lacks_extension: lacks_extension(&key), key: Arc::new(key), ..self }
+        Self { key: Arc::new(key), ..self }
     }
 
     pub(crate) fn own_policies(&self) -> &[Policy] {
@@ -205,22 +204,24 @@ impl Limit {
                 MissingKey::Exempt => Ok(None),
                 MissingKey::Reject => Err(self.missing(head)),
             },
-            extracted => {
-                if let Some(lacks) = &self.lacks_extension
-                    && lacks.load(Ordering::Relaxed)
-                {
-                    lacks.store(false, Ordering::Relaxed);
+            Ok(key) => {
+                if self.lacking.load(Ordering::Relaxed) < MAX_LACKING {
+                    self.lacking.store(MAX_LACKING, Ordering::Relaxed);
                 }
-                extracted
+                Ok(key)
             }
+            Err(error) => Err(error),
         }
     }
 
     #[cold]
     fn missing(&self, head: &Head<'_>) -> KeyError {
         let what = self.key.missing(head);
-        if self.lacks_extension.as_ref().is_some_and(|lacks| lacks.swap(false, Ordering::Relaxed)) {
-            observe::extension_not_found(&what);
+        if self.lacking.load(Ordering::Relaxed) < MAX_LACKING
+            && self.key.lacks_extension(head)
+            && self.lacking.fetch_add(1, Ordering::Relaxed) == MAX_LACKING - 1
+        {
+            observe::extension_not_found(&what, MAX_LACKING);
         }
         KeyError::Missing { what }
     }

@@ -60,7 +60,7 @@ pub trait Answer: Send + Sync + 'static {
 
     /// Returns whether this answer builds the response of a rejected request even if the layer has a
     /// [closure](crate::RateLimitLayerBuilder::rejection) for it. By default, it does not. `HttpOrGrpc` does for a gRPC call, whose client
-    /// cannot read any other response.
+    /// cannot read any other response. An answer around another one passes this call on to it.
     fn overrides_rejection(&self, head: &Head<'_>) -> bool {
         let _ = head;
         false

@@ -11,8 +11,8 @@ use crate::head::Head;
 /// [the guide](crate::guide::keys#limit-tenants-and-users-after-authentication).
 ///
 /// `kind` names the value and is a part of the key. Other processes that share these limits must use the same kind. A request
-/// without the extension has no key of this kind, and neither has a request whose value is empty. If a layer rejects such a request, and
-/// no request before had this key, one warning states the order of the layers (feature `tracing`).
+/// without the extension has no key of this kind, and neither has a request whose value is empty. If the first 100 requests that
+/// need the extension lack it, one warning states the order of the layers (feature `tracing`).
 ///
 /// ```
 /// use tower_sliding_window::{KeyExtractor, PartitionKey, extension};

@@ -106,11 +106,13 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
-    /// Returns whether this key is, or contains, an [`extension`] that an outer layer must insert. By default, it is not.
+    /// Returns whether a request has no key of this kind because it lacks an [`extension`], which an outer layer inserts. Called only for
+    /// a request without a key. False by default.
     ///
-    /// If a layer rejects a request without this key, and no request before had it, the layer logs one warning (feature `tracing`): its
-    /// order among the other layers may be wrong.
-    fn is_extension(&self) -> bool {
+    /// If this is so for the first 100 requests that need the key, the layer logs one warning (feature `tracing`): its order among the other
+    /// layers may be wrong.
+    fn lacks_extension(&self, head: &Head<'_>) -> bool {
+        let _ = head;
         false
     }
 
@@ -257,8 +259,8 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
         (**self).is_peer_address()
     }
 
-    fn is_extension(&self) -> bool {
-        (**self).is_extension()
+    fn lacks_extension(&self, head: &Head<'_>) -> bool {
+        (**self).lacks_extension(head)
     }
 }
 
@@ -302,9 +304,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         one.is_peer_address() || other.is_peer_address()
     }
 
-    fn is_extension(&self) -> bool {
+    fn lacks_extension(&self, head: &Head<'_>) -> bool {
         let (one, other) = &*self.0;
-        one.is_extension() || other.is_extension()
+        one.lacks_extension(head) || other.lacks_extension(head)
     }
 }
 
@@ -328,9 +330,12 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
         one.is_peer_address() || other.is_peer_address()
     }
 
-    fn is_extension(&self) -> bool {
+    fn lacks_extension(&self, head: &Head<'_>) -> bool {
         let (one, other) = &*self.0;
-        one.is_extension() || other.is_extension()
+        match one.extract(head) {
+            Ok(None) => one.lacks_extension(head),
+            _ => other.lacks_extension(head),
+        }
     }
 }
 
@@ -369,7 +374,7 @@ where
         self.missing.clone()
     }
 
-    fn is_extension(&self) -> bool {
+    fn lacks_extension(&self, _head: &Head<'_>) -> bool {
         self.is_extension
     }
 }

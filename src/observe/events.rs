@@ -205,12 +205,13 @@ pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
 }
 
-pub(super) fn extension_not_found(missing: &str) {
+pub(super) fn extension_not_found(missing: &str, requests: u32) {
     event!(
         warn,
         missing,
-        "missing rate limit key: no request so far has this extension, or all of its values are empty; the layer that inserts it must be \
-         outside the rate limit layer, such as `.layer(limits).layer(auth)` in axum",
+        requests,
+        "missing rate limit key: none of the first requests has this extension, or all of its values are empty; the layer that inserts \
+         it must be outside the rate limit layer, such as `.layer(limits).layer(auth)` in axum",
     );
 }
 

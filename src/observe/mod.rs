@@ -319,9 +319,9 @@ fn names(policies: &[Policy]) -> String {
     policies.iter().map(Policy::name).collect::<Vec<_>>().join(", ")
 }
 
-/// Warns that no request so far had a key that an outer layer provides.
-pub(crate) fn extension_not_found(key: &str) {
-    events::extension_not_found(key);
+/// Warns that none of the first requests had a key that an outer layer provides.
+pub(crate) fn extension_not_found(key: &str, requests: u32) {
+    events::extension_not_found(key, requests);
 }
 
 /// Warns that a handler needs what its request does not have.

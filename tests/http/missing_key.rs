@@ -67,9 +67,13 @@ async fn missing_extension_causes_one_warning_until_a_request_has_it() {
     };
     let (events, _guard) = Events::collect();
     let (wrong, right) = (app_of(by_tenant()), app_of(by_tenant()));
-    for _ in 0..3 {
+    for _ in 0..99 {
         let text = send(&wrong, None).await;
         assert!(text.contains(r#"extension \"tenant\" not found"#), "{text}");
+    }
+    assert!(!events.text().contains(WRONG_ORDER), "{}", events.text());
+    for _ in 0..3 {
+        send(&wrong, None).await;
     }
     let logged = events.take();
     assert_eq!(logged.len(), 1, "{logged:?}");
@@ -78,9 +82,29 @@ async fn missing_extension_causes_one_warning_until_a_request_has_it() {
         logged[0].contains(r#"extension "tenant""#) || logged[0].contains(r#"extension \"tenant\""#),
         "{logged:?}"
     );
-    // The order is right, and one request is anonymous.
-    assert_eq!(send(&right, Some("acme")).await, "hello");
-    send(&right, None).await;
+    // The order is right, and many requests are anonymous.
+    for tenant in [None, Some("acme"), None] {
+        for _ in 0..99 {
+            send(&right, tenant).await;
+        }
+    }
+    // The other part of the key is missing.
+    let with_token = app_of(by_tenant().and(key::header("x-api-key").unwrap()));
+    for _ in 0..200 {
+        assert!(send(&with_token, Some("acme")).await.contains(r#"header \"x-api-key\" not found"#));
+    }
+    assert!(!events.text().contains(WRONG_ORDER), "{}", events.text());
+    // A malformed key does not state that the order is right.
+    let malformed = app_of(
+        by_tenant()
+            .and(key::from_fn(|_: &Head<'_>| Err::<PartitionKey, _>(KeyError::malformed("token", "x")))),
+    );
+    assert!(send(&malformed, Some("acme")).await.contains("malformed"));
+    for _ in 0..100 {
+        send(&malformed, None).await;
+    }
+    assert!(events.text().contains(WRONG_ORDER), "{}", events.text());
+    events.take();
     // A key that is optional is not missing.
     let optional = app_of(by_tenant().or(key::constant("all", "anonymous")));
     assert_eq!(send(&optional, None).await, "hello");
