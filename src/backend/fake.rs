@@ -227,11 +227,11 @@ impl Backend for FakeBackend {
         Some(Ok(()))
     }
 
-    /// Returns a name that clones share.
     fn tokens(&self) -> Option<Tokens> {
         Some(Tokens::new(self.clone()))
     }
 
+    /// Returns a name that clones share.
     fn store(&self) -> Option<String> {
         Some(format!("fake {}", self.0.lock().number))
     }

@@ -61,8 +61,7 @@ impl Learner {
             return None;
         }
         // Without a gate, nothing can be blocked, and the caller gets an error.
-        let wait = gate.map_or(FIRST_BACKOFF, |gate| self.denied(gate, at_micros));
-        backs_off.then_some(wait)
+        backs_off.then(|| gate.map_or(FIRST_BACKOFF, |gate| self.denied(gate, at_micros)))
     }
 
     /// Ends the backoff of a gate, unless the request was admitted before its last wait ended.

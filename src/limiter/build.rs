@@ -117,8 +117,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// Builds a limiter without policies of its own. Each check states its policies: by [pairs](crate::backend::Pair) or by a
-    /// [`Draft`](crate::protocol::Draft).
+    /// Permits a limiter without policies of its own. Each check states its policies, or those beside the limiter's: by
+    /// [pairs](crate::backend::Pair) or by a [`Draft`](crate::protocol::Draft).
     pub fn without_policies(self) -> Self {
         Self { needs_policies: false, ..self }
     }
@@ -292,8 +292,8 @@ impl LimiterBuilder {
     /// keeps a copy of its pairs.
     ///
     /// A denial of the API blocks the [gates](Policy::gate) of its request. So a limiter with policies needs one, unless
-    /// [`obeys_waits`](Learning::obeys_waits) and [`backs_off`](Learning::backs_off) are off. If the drafts choose the gates, let them choose
-    /// all policies: call [`without_policies`](Self::without_policies).
+    /// [`obeys_waits`](Learning::obeys_waits) and [`backs_off`](Learning::backs_off) are off. If a layer or the drafts choose the gates,
+    /// call [`without_policies`](Self::without_policies): policies that were added stay.
     pub fn learn(self, learning: Learning) -> Self {
         Self { learning: Some(learning), ..self }
     }
@@ -396,7 +396,8 @@ impl LimiterBuilder {
             return Ok(());
         }
         let names: Vec<_> = self.policies.iter().map(Policy::name).collect();
-        let valid = "a list with a gate, such as `Policy::gate(\"api\")?`, unless `obeys_waits` and `backs_off` are false";
+        let valid = "a list with a gate, such as `Policy::gate(\"api\")?`, unless `obeys_waits` and `backs_off` are false; \
+                     or, if requests choose their gates, call `without_policies()`";
         Err(ConfigError::invalid_value("learn: policies", format_args!("{names:?}"), valid))
     }
 }

@@ -77,8 +77,8 @@ impl Limiter {
         let Some(decision) = admission.decision() else { return now(Ok(Learned::default())) };
         let is_own = |check: &&Arc<Check>| check.scope().is_in_same_store(&self.0.settings.namespace);
         let Some(check) = admission.learning.as_ref().filter(is_own) else {
-            let valid = "one of this limiter, or of one that learns and has the same store and namespace";
-            let error = ConfigError::invalid_value("admission to learn from", "of another limiter", valid);
+            let valid = "by this limiter, or by one that learns and has the same store and namespace";
+            let error = ConfigError::invalid_value("admission", "by another limiter", valid);
             return now(Err(misconfigured(error)));
         };
         let blocked_for = learner.wait(stated, check, decision.at_micros());

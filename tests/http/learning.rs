@@ -831,7 +831,7 @@ async fn admission_of_another_limiter_is_misconfigured() {
         let before = other.peek((api(), 0)).await.unwrap();
         let error = other.learn(&admission, &stated).await.unwrap_err();
         assert_eq!(error.reason(), Reason::Misconfigured);
-        assert!(format!("{error:?}").contains("of another limiter"), "{error:?}");
+        assert!(format!("{error:?}").contains("by another limiter"), "{error:?}");
         let after = other.peek((api(), 0)).await.unwrap();
         assert_eq!(
             (before.statuses()[0].remaining(), before.is_admitted()),
@@ -903,7 +903,7 @@ fn limiter_that_learns_to_wait_needs_gate() {
         assert_eq!(
             build(learning.clone(), false).unwrap_err().to_string(),
             "learn: policies [\"calls\"]: it must be a list with a gate, such as `Policy::gate(\"api\")?`, unless \
-             `obeys_waits` and `backs_off` are false"
+             `obeys_waits` and `backs_off` are false; or, if requests choose their gates, call `without_policies()`"
         );
         build(learning, true).unwrap();
     }

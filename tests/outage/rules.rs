@@ -449,7 +449,11 @@ async fn full_local_memory_evicts_key_below_half_of_share() {
 
 #[test]
 fn outage_rule_adds_no_allocation() {
-    use allocation_counter::measure;
+    // Events that another test collects at this moment may allocate.
+    let least = |decide: &dyn Fn(PartitionKey)| {
+        let keys = (0..5).map(|_| alice());
+        keys.map(|key| allocation_counter::measure(|| decide(key)).count_total).min().unwrap()
+    };
     let allocations = |rule: Option<OutageRule>| {
         let mut builder = Limiter::builder(MemoryBackend::new()).policy(policy("ten", 1_000));
         if let Some(rule) = rule {
@@ -459,15 +463,13 @@ fn outage_rule_adds_no_allocation() {
         for _ in 0..100 {
             let _ = crate::http::probe::now(limiter.admit(alice()));
         }
-        let key = alice();
-        measure(|| drop(crate::http::probe::now(limiter.admit(key)))).count_total
+        least(&|key| drop(crate::http::probe::now(limiter.admit(key))))
     };
     let plain = allocations(None);
     let limiter = on(MemoryBackend::new()).build().unwrap();
     let check = |key| drop(crate::http::probe::now(limiter.check(key)));
     (0..100).for_each(|_| check(alice()));
-    let key = alice();
-    assert_eq!(measure(|| check(key)).count_total, plain, "`check` allocates as much as `admit`");
+    assert_eq!(least(&check), plain, "`check` allocates as much as `admit`");
     for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         assert_eq!(allocations(Some(rule)), plain, "{rule:?}");
     }
