@@ -276,6 +276,7 @@ async fn merged_and_nested_routers_limit_requests_without_route() {
         statuses
     };
     let (nothing, three) = ([404; 6], [404, 404, 404, 429, 429, 429]);
+    let routes = [200, 200, 200, 429, 429, 429];
     assert_eq!(get_six(limited().merge(probes()), "/none").await, nothing, "the order of the mistake");
     assert_eq!(get_six(probes().merge(limited()), "/none").await, three, "the order of the remedy");
     assert_eq!(get_six(probes().merge(limited()), "/ready").await, [200; 6], "the probe has no limit");
@@ -284,9 +285,17 @@ async fn merged_and_nested_routers_limit_requests_without_route() {
     }
     let nested = |app| Router::new().nest("/api", app);
     assert_eq!(get_six(nested(limited()), "/api/none").await, nothing, "the nested mistake");
-    assert_eq!(get_six(nested(with_fallback()), "/api/none").await, three, "the nested remedy");
+    let remedy = || nested(app()).layer(limits());
+    for path in ["/api/none", "/api/"] {
+        assert_eq!(get_six(remedy(), path).await, three, "the nested remedy: {path}");
+    }
+    assert_eq!(get_six(remedy(), "/api").await, routes);
+    // What the section warns of: a fallback after the layer, and `route_layer`.
+    let late = app().layer(limits()).fallback(async || StatusCode::NOT_FOUND);
+    assert_eq!(get_six(probes().merge(late), "/none").await, nothing, "a fallback after the layer");
+    let only_routes = app().route_layer(limits());
+    assert_eq!(get_six(probes().merge(only_routes), "/none").await, nothing, "`route_layer`");
     // The routes are limited in any case.
-    let routes = [200, 200, 200, 429, 429, 429];
     assert_eq!(get_six(limited().merge(probes()), "/").await, routes);
     assert_eq!(get_six(nested(limited()), "/api").await, routes);
 }
