@@ -31,16 +31,16 @@ pub struct Check {
     pub(crate) deadline: Option<Instant>,
     pairs: Pairs,
     pub(crate) hints: Hints,
-    /// Whether a request that waits was denied by it before: a further denial is not counted.
-    pub(crate) is_repeated: bool,
 }
 
 /// The pairs of a check. One pair needs no memory of the heap.
 type Pairs = SmallVec<[Pair; 1]>;
 
-/// What a backend may need to know of a check that it cannot decide in one call.
+/// What does not change the decision of a check: what a backend may need to know if it cannot decide it in one call, and whether it counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
+    /// Whether a request that waits was denied by it before: a further denial is not counted.
+    pub(crate) is_repeated: bool,
     /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
     pub(crate) fails_open: bool,
     /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
@@ -50,7 +50,7 @@ pub(crate) struct Hints {
 
 impl Default for Hints {
     fn default() -> Self {
-        Self { fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
+        Self { is_repeated: false, fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
     }
 }
 
@@ -325,7 +325,7 @@ impl Check {
     pub(crate) fn from_valid_pairs(namespace: Namespace, pairs: Pairs) -> Self {
         debug_assert!(pairs.len() <= MAX_PAIRS);
         let (purpose, hints) = (Purpose::default(), Hints::default());
-        Self { namespace, purpose, deadline: None, pairs, hints, is_repeated: false }
+        Self { namespace, purpose, deadline: None, pairs, hints }
     }
 
     /// Returns whether the pairs have different partition keys.

@@ -39,10 +39,12 @@ type Awaited = HashMap<PairKey, Listeners>;
 /// The listeners of a pair.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
-    /// By their numbers, in the order of their creation.
-    pub(super) all: BTreeMap<u64, AwaitedRelease>,
+    /// What wakes them, by their numbers, in the order of their creation.
+    pub(super) all: BTreeMap<u64, Arc<ReleaseSignal>>,
     /// The numbers of those that a release may wake, by what they need.
     pub(super) waiting: BTreeMap<NeededUnits, BTreeSet<u64>>,
+    /// The numbers of those that a release has woken, and that have not asked since.
+    pub(super) woken: BTreeSet<u64>,
 }
 
 /// What a request needs of a pair.
@@ -50,14 +52,6 @@ pub(super) struct Listeners {
 pub(super) struct NeededUnits {
     pub(super) quota: u32,
     pub(super) cost: u32,
-}
-
-/// What a release needs to know of a listener.
-#[derive(Debug)]
-pub(super) struct AwaitedRelease {
-    pub(super) signal: Arc<ReleaseSignal>,
-    /// Whether a release has woken the request, which has not asked since.
-    pub(super) is_woken: bool,
 }
 
 /// What wakes a request at a release of any of its pairs.

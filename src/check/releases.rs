@@ -1,17 +1,17 @@
 //! Releases: units in flight that end, refunds and resets. They wake the requests of this process that wait for them.
 //!
 //! A release wakes the first request that the pair has denied. This request asks the store. If its decision leaves room for another one,
-//! it wakes the request behind it that this room suffices for. So no release is lost at a request that another pair denies, or that needs
-//! more units, and each request asks at most once for it.
+//! it wakes the request behind it that this room suffices for. If it is denied, it does so again when it is admitted or leaves. So no
+//! release is lost at a request that another pair denies, or that needs more units.
 
 use std::{
-    mem,
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
 };
 
 use super::{
     Pair,
-    namespace::{AwaitedRelease, Listeners, Namespace, NeededUnits, PairKey, ReleaseSignal},
+    namespace::{Listeners, Namespace, NeededUnits, PairKey, ReleaseSignal},
 };
 use crate::{key::PartitionKey, policy::Policy};
 
@@ -33,7 +33,7 @@ impl ReleaseListener {
         let mut awaited = namespace.awaited().lock();
         let listeners = awaited.entry(pair.clone()).or_default();
         let number = listeners.all.last_key_value().map_or(0, |(last, _)| last + 1);
-        listeners.all.insert(number, AwaitedRelease { signal: signal.clone(), is_woken: false });
+        listeners.all.insert(number, signal.clone());
         listeners.set_waiting(number, needs, true);
         drop(awaited);
         Self { namespace, pair, needs, number, has_release: false }
@@ -45,9 +45,11 @@ impl ReleaseListener {
     }
 
     /// Learns from the decision of the request whether a release may admit it, because this pair denies it, and how many units remain. If
-    /// a release has caused it, wakes the next request that has room.
+    /// a release has caused it, wakes the next request that has room. A request that is denied keeps the release: it wakes others when it is
+    /// admitted or leaves.
     pub(crate) fn decided(&mut self, is_denied: bool, remaining: u32) {
-        let has_release = mem::take(&mut self.has_release);
+        let has_release = self.has_release;
+        self.has_release = has_release && is_denied;
         if !is_denied && self.take_release(false) {
             // The decision may not have counted it.
             self.wake_next(|_| true);
@@ -63,9 +65,10 @@ impl ReleaseListener {
         let mut awaited = self.namespace.awaited().lock();
         let Some(listeners) = awaited.get_mut(&self.pair) else { return false };
         listeners.set_waiting(self.number, self.needs, waits);
-        let Some(listener) = listeners.all.get_mut(&self.number) else { return false };
-        let is_woken = mem::take(&mut listener.is_woken);
-        listener.signal.woken.fetch_sub(usize::from(is_woken), Ordering::SeqCst);
+        let is_woken = listeners.woken.remove(&self.number);
+        if is_woken && let Some(signal) = listeners.all.get(&self.number) {
+            signal.woken.fetch_sub(1, Ordering::SeqCst);
+        }
         is_woken
     }
 
@@ -79,7 +82,8 @@ impl Drop for ReleaseListener {
     fn drop(&mut self) {
         let mut awaited = self.namespace.awaited().lock();
         let Some(listeners) = awaited.get_mut(&self.pair) else { return };
-        let removed = listeners.all.remove(&self.number);
+        listeners.all.remove(&self.number);
+        let is_woken = listeners.woken.remove(&self.number);
         listeners.set_waiting(self.number, self.needs, false);
         let is_empty = listeners.all.is_empty();
         if is_empty {
@@ -87,7 +91,7 @@ impl Drop for ReleaseListener {
         }
         drop(awaited);
         // No decision has counted the release.
-        if !is_empty && (self.has_release || removed.is_some_and(|listener| listener.is_woken)) {
+        if !is_empty && (self.has_release || is_woken) {
             self.wake_next(|_| true);
         }
     }
@@ -112,10 +116,16 @@ impl Listeners {
         let first = fitting.filter_map(|(needs, numbers)| Some((*numbers.range(from..).next()?, *needs)));
         let (number, needs) = first.min()?;
         self.set_waiting(number, needs, false);
-        let listener = self.all.get_mut(&number)?;
-        listener.is_woken = true;
-        listener.signal.woken.fetch_add(1, Ordering::SeqCst);
-        Some(listener.signal.clone())
+        let signal = self.all.get(&number)?;
+        self.woken.insert(number);
+        signal.woken.fetch_add(1, Ordering::SeqCst);
+        Some(signal.clone())
+    }
+
+    /// Returns whether the first listener is woken already, before any that waits.
+    fn is_first_woken(&self) -> bool {
+        let first = self.waiting.values().filter_map(BTreeSet::first).min();
+        self.woken.first().is_some_and(|woken| first.is_none_or(|first| woken < first))
     }
 }
 
@@ -142,8 +152,13 @@ impl Namespace {
         }
     }
 
-    /// Notes that units of a pair were released, refunded or reset: wakes the first request that waits for them.
+    /// Notes that units of a pair were released, refunded or reset: wakes the first request that waits for them. If it is woken already, its
+    /// next check counts these units, too, and it wakes the requests behind it. Units in flight may admit several requests at once.
     pub(super) fn released_pair(&self, pair: &PairKey) {
+        let is_held = pair.policy().properties().is_held;
+        if !is_held && self.awaited().lock().get(pair).is_some_and(Listeners::is_first_woken) {
+            return;
+        }
         self.wake(pair, 0, |_| true);
     }
 

@@ -38,7 +38,7 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
     let pairs = check.pairs().iter().enumerate().filter(|(_, pair)| !pair.is_shadow);
     let mut listeners: Vec<_> =
         pairs.map(|(i, pair)| (i, ReleaseListener::new(check.scope(), pair, &signal))).collect();
-    let holds = check.pairs().iter().any(|pair| pair.policy.properties().is_held);
+    let holds = check.pairs().iter().any(|pair| !pair.is_shadow && pair.policy.properties().is_held);
     loop {
         listeners.iter_mut().for_each(|(_, listener)| listener.asks());
         let outcome = ask(&check).await;
@@ -61,7 +61,7 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
-        check.is_repeated = true;
+        check.hints.is_repeated = true;
     }
 }
 

@@ -169,8 +169,8 @@ impl LimiterEvents {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
-    /// Counts the outcome of a check that is no peek and no debit, and no repeated denial of a request that waits. Warns, at most once per minute, that a storage bound is reached.
-    /// `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
+    /// Counts the outcome of a check that is no peek and no debit. A repeated denial of a request that waits is not counted. Warns, at most
+    /// once per minute, that a storage bound is reached. `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
         &self,
@@ -180,7 +180,7 @@ impl LimiterEvents {
     ) {
         let is_counted = check.purpose().is_counted();
         match outcome {
-            Ok(decision) if is_counted && (decision.is_admitted() || !check.is_repeated) => {
+            Ok(decision) if is_counted && (decision.is_admitted() || !check.hints.is_repeated) => {
                 self.decision(decision, DecidedPairs::Check(check));
             }
             Ok(_) => {}

@@ -693,3 +693,92 @@ async fn repeated_denials_of_waiter_count_once() {
     let stats = limiter.stats();
     assert_eq!((stats.admitted, stats.denied, limiter.most_denied(1)[0].denials), (2, 1, 1));
 }
+
+/// Returns the pairs of a request of a user: the account that all users share, and the user, whose queue is its own.
+fn pairs_of(account: &Policy, user: &str, cost: u32) -> Vec<Pair> {
+    let of_user = Policy::new("user", 1_000, MINUTE).unwrap();
+    vec![
+        Pair::new(PartitionKey::new("account", "ours"), account.clone(), cost),
+        Pair::new(PartitionKey::new("user", user), of_user, cost),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_during_pause_wakes_no_later_queue() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let account = policy(10, MINUTE);
+    let mut used = Vec::new();
+    for _ in 0..10 {
+        used.push(limiter.reserve(pairs_of(&account, "z", 1)).await.unwrap());
+    }
+    let waits = [("a", 2), ("b", 2)]
+        .map(|(user, cost)| tokio::spawn(limiter.wait(pairs_of(&account, user, cost), Duration::MAX)));
+    sleep(SECOND).await;
+    for used in &used[..3] {
+        let _ = used.settle(0).await;
+        sleep(MILLI).await;
+    }
+    sleep(SECOND).await;
+    let admitted: Vec<bool> = waits.iter().map(JoinHandle::is_finished).collect();
+    assert_eq!(admitted, [true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlements_for_many_queues_cost_few_checks() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let account = policy(1_000, MINUTE);
+    let mut used = Vec::new();
+    for _ in 0..1_000 {
+        used.push(limiter.reserve(pairs_of(&account, "z", 1)).await.unwrap());
+    }
+    let waits: Vec<_> = (0..50)
+        .map(|i| tokio::spawn(limiter.wait(pairs_of(&account, &format!("u{i}"), 1_000), Duration::MAX)))
+        .collect();
+    sleep(SECOND).await;
+    let asked = backend.checks().len();
+    for used in &used[..900] {
+        let _ = used.settle(0).await;
+        sleep(MILLI).await;
+    }
+    sleep(SECOND).await;
+    assert!(backend.checks().len() - asked < 120);
+    assert!(!waits.iter().any(JoinHandle::is_finished), "900 of 1,000 units are free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn gate_that_blocks_again_opens_for_all_queues() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let account = Policy::gate("api").unwrap();
+    limiter.block(pairs_of(&account, "z", 1), 60 * MINUTE).await.unwrap();
+    let waits: Vec<_> = ["a", "b", "c"]
+        .map(|user| tokio::spawn(limiter.wait(pairs_of(&account, user, 1), Duration::MAX)))
+        .into();
+    sleep(SECOND).await;
+    limiter.unblock(pairs_of(&account, "z", 1)).await.unwrap();
+    limiter.block(pairs_of(&account, "z", 1), SECOND).await.unwrap();
+    sleep(MINUTE).await;
+    let admitted: Vec<bool> = waits.iter().map(JoinHandle::is_finished).collect();
+    assert_eq!(admitted, [true, true, true]);
+}
+
+/// A refund shortens all waits, but has room for none of the requests at once.
+#[tokio::test(start_paused = true)]
+async fn denied_request_that_leaves_passes_release_on() {
+    let backend = TimedBackend::new();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let account = policy(10, 60 * MINUTE);
+    let _ = limiter.check(pairs_of(&account, "y", 5)).await.unwrap();
+    sleep(59 * MINUTE).await;
+    let late = limiter.reserve(pairs_of(&account, "z", 5)).await.unwrap();
+    let waits: Vec<_> =
+        ["a", "b"].map(|user| tokio::spawn(limiter.wait(pairs_of(&account, user, 6), Duration::MAX))).into();
+    sleep(SECOND).await;
+    let _ = late.settle(0).await;
+    sleep(SECOND).await;
+    waits[0].abort();
+    sleep(2 * MINUTE).await;
+    assert!(waits[1].is_finished(), "10 of 10 units remain, and the request sleeps for an hour");
+}
