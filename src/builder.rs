@@ -427,8 +427,8 @@ impl RateLimitLayerBuilder {
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
     ///
-    /// The closure answers all [rejections](Rejection) and chooses the status, with two exceptions below. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
-    /// outage looked like a denial, clients would wait although they have not exceeded a limit. A response with the status 200, such as
+    /// The closure answers all [rejections](Rejection) and chooses the status, with two exceptions below. Use 429 only for
+    /// [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an outage looked like a denial, clients would wait although they have not exceeded a limit. A response with the status 200, such as
     /// that of `Response::new`, gets the status of [`Rejection::status`], unless it has the header field `grpc-status`. If your clients expect an
     /// error with the status 200, implement [`Answer`] instead. With `answer::HttpOrGrpc`, the closure answers only requests that are not
     /// gRPC calls.

@@ -36,7 +36,8 @@ pub struct Check {
 /// The pairs of a check. One pair needs no memory of the heap.
 type Pairs = SmallVec<[Pair; 1]>;
 
-/// What does not change the decision of a check: what a backend may need to know if it cannot decide it in one call, and whether it counts.
+/// What does not change the decision of a check: what a backend may need to know if it cannot decide it in one call, and whether the
+/// decision counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
     /// Whether a request that waits was denied by it before: a further denial is not counted.

@@ -74,7 +74,7 @@ impl ReleaseListener {
 
     /// Wakes the first request behind this one that may have room.
     fn wake_next(&self, may_fit: impl Fn(&NeededUnits) -> bool) {
-        self.namespace.wake(&self.pair, self.number + 1, may_fit);
+        self.namespace.wake(&self.pair, |listeners| listeners.wake(self.number + 1, may_fit));
     }
 }
 
@@ -156,15 +156,16 @@ impl Namespace {
     /// next check counts these units, too, and it wakes the requests behind it. Units in flight may admit several requests at once.
     pub(super) fn released_pair(&self, pair: &PairKey) {
         let is_held = pair.policy().properties().is_held;
-        if !is_held && self.awaited().lock().get(pair).is_some_and(Listeners::is_first_woken) {
-            return;
-        }
-        self.wake(pair, 0, |_| true);
+        self.wake(pair, |listeners| {
+            let is_first_woken = !is_held && listeners.is_first_woken();
+            if is_first_woken { None } else { listeners.wake(0, |_| true) }
+        });
     }
 
-    fn wake(&self, pair: &PairKey, from: u64, may_fit: impl Fn(&NeededUnits) -> bool) {
+    /// Wakes the request that this function marks among the listeners of a pair.
+    fn wake(&self, pair: &PairKey, mark: impl FnOnce(&mut Listeners) -> Option<Arc<ReleaseSignal>>) {
         let mut awaited = self.awaited().lock();
-        let first = awaited.get_mut(pair).and_then(|listeners| listeners.wake(from, may_fit));
+        let first = awaited.get_mut(pair).and_then(mark);
         drop(awaited);
         // A waker may run code of its own, so the lock is free.
         first.iter().for_each(|first| first.notify.notify_one());

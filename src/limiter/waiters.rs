@@ -241,8 +241,8 @@ impl QueueTicket {
         }
     }
 
-    /// States that the first entry, which this must be, sleeps until it asks again, or until a release. Entries behind it give up if they cannot be
-    /// admitted before their end. Returns whether it may sleep: not if it has not waited yet and too many requests wait.
+    /// States that the first entry, which this must be, sleeps until it asks again, or until a release. Entries behind it give up if they
+    /// cannot be admitted before their end. Returns whether it may sleep: not if it has not waited yet and too many requests wait.
     pub(super) fn sleeps_until(&self, at: Instant, signal: &Arc<ReleaseSignal>) -> bool {
         let mut too_long = Vec::new();
         let mut guard = self.waiters.queues.lock();

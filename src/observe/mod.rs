@@ -170,7 +170,8 @@ impl LimiterEvents {
     }
 
     /// Counts the outcome of a check that is no peek and no debit. A repeated denial of a request that waits is not counted. Warns, at most
-    /// once per minute, that a storage bound is reached. `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
+    /// once per minute, that a storage bound is reached. `started` is the instant at which the store was asked, or `None` if it was not
+    /// asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
         &self,
