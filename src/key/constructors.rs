@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use http::Method;
 
-use super::{PartitionKey, client_ip, header::canonical, kinds, peer_ip, request::method_name};
+use super::{
+    PartitionKey, client_ip, header::canonical, kinds, partition::KeyValue, peer_ip, request::method_name,
+};
 
 /// # Keys of the built-in extractors
 ///
@@ -33,19 +35,19 @@ impl PartitionKey {
     /// assert_eq!(extracted, Some(PartitionKey::header("X-Api-Key", "alice")));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn header(name: &str, value: impl AsRef<[u8]>) -> Self {
+    pub fn header(name: &str, value: impl KeyValue) -> Self {
         let (name, value) = (name.to_ascii_lowercase(), value.as_ref().trim_ascii());
         // No request has a key of a value that is not valid.
         Self::new(&kinds::header(&name), canonical(&name, value).unwrap_or(value.into()))
     }
 
     /// Returns the key that [`cookie`](super::cookie()) makes for a request with this cookie. The value is percent-decoded.
-    pub fn cookie(name: &str, value: impl AsRef<[u8]>) -> Self {
+    pub fn cookie(name: &str, value: impl KeyValue) -> Self {
         Self::new(&kinds::cookie(name), value)
     }
 
     /// Returns the key that [`path_param`](super::path_param) makes for a request with this parameter. The value is percent-decoded.
-    pub fn path_param(name: &str, value: impl AsRef<[u8]>) -> Self {
+    pub fn path_param(name: &str, value: impl KeyValue) -> Self {
         Self::new(&kinds::path_param(name), value)
     }
 

@@ -1,6 +1,6 @@
 //! The key that an earlier layer has left in the request's extensions.
 
-use super::{KeyClosure, KeyExtractor, PartitionKey};
+use super::{KeyClosure, KeyExtractor, PartitionKey, partition::KeyValue};
 use crate::head::Head;
 
 /// Counts by a value that an earlier layer has verified and left in the request's extensions: a user, a tenant.
@@ -9,6 +9,9 @@ use crate::head::Head;
 /// the quota of another client, and read its usage in the response. It cannot write an extension. The layer that verifies the client
 /// must be outside the rate limit layer: `.layer(limits).layer(auth)` in axum, where the last layer runs first. See
 /// [the guide](crate::guide::keys#limit-tenants-and-users-after-authentication).
+///
+/// The closure returns an owned text or bytes, such as a `String`: a reference into the value does not compile. If the value is
+/// optional, use [`key_by`](crate::RateLimitLayerBuilder::key_by).
 ///
 /// `kind` names the value and is a part of the key. Other processes that share these limits must use the same kind. A request
 /// without the extension has no key of this kind, and neither has a request whose value is empty. If the first 100 requests that
@@ -31,7 +34,7 @@ pub fn extension<T, F, V>(kind: &str, value: F) -> impl KeyExtractor + Clone + u
 where
     T: Clone + Send + Sync + 'static,
     F: Fn(&T) -> V + Send + Sync + 'static,
-    V: AsRef<[u8]>,
+    V: KeyValue,
 {
     let missing = format!("extension {kind:?}");
     let kind = kind.to_owned();

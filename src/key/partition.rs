@@ -115,11 +115,23 @@ fn nonzero_hash(bytes: &[u8]) -> NonZeroU64 {
     NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MIN)
 }
 
+/// The value of a key: a text or bytes. It exists for its error message, and all texts and bytes implement it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the value of a key",
+    label = "expected a text or bytes",
+    note = "write a number, an identifier, a `Cow<str>` or an `Arc<str>` as text: `.to_string()`",
+    note = "for an `Option`, map its value to a key: `value.map(|value| PartitionKey::new(..))` in `.key_by(|head| ..)`"
+)]
+pub trait KeyValue: AsRef<[u8]> {}
+
+#[diagnostic::do_not_recommend]
+impl<V: AsRef<[u8]> + ?Sized> KeyValue for V {}
+
 impl PartitionKey {
-    /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
+    /// Creates a key of one part. The value is a text or bytes: any `AsRef<[u8]>`. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
     /// crate never create one.
     #[inline]
-    pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
+    pub fn new(kind: &str, value: impl KeyValue) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
         Self(match [kind.len(), value.len()].map(u8::try_from) {
             [Ok(kind_length @ ..=MAX_SHORT), Ok(value_length @ ..=MAX_SHORT)] => {

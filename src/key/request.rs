@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use super::{KeyClosure, KeyExtractor, PartitionKey};
+use super::{KeyClosure, KeyExtractor, PartitionKey, partition::KeyValue};
 use crate::head::Head;
 
 /// Counts by the method of the request.
@@ -39,7 +39,7 @@ pub fn method() -> impl KeyExtractor + Clone {
 /// ```
 ///
 /// In a Redis cluster, all of these requests reach one slot.
-pub fn constant<V: AsRef<[u8]>>(kind: &str, value: V) -> impl KeyExtractor + Clone + use<V> {
+pub fn constant<V: KeyValue>(kind: &str, value: V) -> impl KeyExtractor + Clone + use<V> {
     let key = PartitionKey::new(kind, value);
     KeyClosure::new(move |_: &Head<'_>| key.clone(), "")
 }
