@@ -17,6 +17,7 @@ use crate::{
     limit::{CostRules, IntoLimit, Limit, limit},
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
+    parameter::IntoOption,
     policy::{IntoTier, Policy, PolicySelector, TableUse, check_held, distinct},
     protocol::{HeadFn, Http, HttpOptions, Peers, Tables},
     settle::Unsettled,
@@ -729,7 +730,7 @@ impl RateLimitLayerBuilder {
     }
 
     /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
-    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
+    pub fn breaker(self, breaker: impl IntoOption<Breaker>) -> Self {
         self.limiter("breaker", |limiter| limiter.breaker(breaker))
     }
 
@@ -750,7 +751,7 @@ impl RateLimitLayerBuilder {
     }
 
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
-    pub fn deny_cache(self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
+    pub fn deny_cache(self, cache: impl IntoOption<DenyCacheConfig>) -> Self {
         self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))
     }
 

@@ -139,6 +139,7 @@ mod limit;
 mod limiter;
 mod lock;
 mod now_or_later;
+mod parameter;
 mod pattern;
 mod per_thread;
 mod random;

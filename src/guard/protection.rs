@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Breaker;
-use crate::lock::Lock;
+use crate::{lock::Lock, parameter::IntoOption};
 
 /// The settings by which a limiter protects its service from a store that fails. A backend that
 /// [protects](crate::backend::Backend::protect) its servers itself receives them.
@@ -25,7 +25,7 @@ pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 impl Protection {
     /// Creates the settings of a limiter: to test a backend, or to pass them on to another one. Nothing is validated.
-    pub fn new(breaker: impl Into<Option<Breaker>>, deadline: Duration, max_checks_in_flight: usize) -> Self {
+    pub fn new(breaker: impl IntoOption<Breaker>, deadline: Duration, max_checks_in_flight: usize) -> Self {
         Self { breaker: breaker.into(), deadline, max_checks_in_flight }
     }
 

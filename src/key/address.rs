@@ -8,7 +8,7 @@ use http::Extensions;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::KeyError;
-use crate::error::ConfigError;
+use crate::{error::ConfigError, parameter::TextList};
 
 /// What the server needs, so that the address of the peer is in the request's extensions.
 const AXUM: &str = if cfg!(feature = "axum") {
@@ -144,25 +144,13 @@ pub const LOOPBACK_NETWORKS: &[&str] = &["127.0.0.0/8", "::1"];
 /// the link has), nor the shared addresses of carriers and some clouds (`100.64.0.0/10`).
 pub const PRIVATE_NETWORKS: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
 
-/// A list of networks: the parameter of methods that take several. It exists for its error message, and every iterator of texts
-/// implements it.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a list of networks",
-    label = "expected a list, such as `[\"10.0.0.0/8\"]`",
-    note = "for one network, write a list of one: `[\"10.0.0.0/8\"]`"
-)]
-pub trait NetworkList: IntoIterator<Item: AsRef<str>> {}
-
-#[diagnostic::do_not_recommend]
-impl<L: IntoIterator<Item: AsRef<str>>> NetworkList for L {}
-
 /// A set of networks.
 #[derive(Clone, Debug)]
 pub(super) struct Networks(Box<[IpNet]>);
 
 impl Networks {
     /// Parses addresses and networks in CIDR notation.
-    pub(super) fn parse(networks: impl NetworkList) -> Result<Self, ConfigError> {
+    pub(super) fn parse(networks: impl TextList) -> Result<Self, ConfigError> {
         let parse = |text: &str| {
             let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
             let address = || text.parse::<IpAddr>().ok().map(IpNet::from);

@@ -4,11 +4,11 @@ use std::{net::IpAddr, sync::Arc};
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{AddressGroups, NetworkList, Networks, peer_address},
+    address::{AddressGroups, Networks, peer_address},
     forwarded::ForwardedHeader,
     kinds,
 };
-use crate::{error::ConfigError, head::Head};
+use crate::{error::ConfigError, head::Head, parameter::TextList};
 
 /// The client's address as the key. Returned by [`client_ip`].
 #[derive(Clone, Debug, Default)]
@@ -75,7 +75,7 @@ impl TrustedProxies {
     ///
     /// Returns [`ConfigError::InvalidValue`] for a text that is not a network, and [`ConfigError::TrustedProxies`] without a network,
     /// or if the networks contain all addresses of IPv4 or of IPv6. Otherwise, every client could write its own address.
-    pub fn networks(networks: impl NetworkList) -> Result<Self, ConfigError> {
+    pub fn networks(networks: impl TextList) -> Result<Self, ConfigError> {
         let networks = Networks::parse(networks)?;
         let reason = if networks.is_empty() {
             "there must be at least one network".to_owned()
@@ -213,7 +213,7 @@ impl ClientIp {
     /// # Errors
     ///
     /// Returns [`ConfigError::InvalidValue`] for a text that is not an IP address or a network in CIDR notation.
-    pub fn is_in<L: NetworkList>(
+    pub fn is_in<L: TextList>(
         self,
         networks: L,
     ) -> Result<impl Fn(&Head<'_>) -> bool + Send + Sync + use<L>, ConfigError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use percent_encoding::percent_decode_str;
 
 use super::{KeyError, KeyExtractor, PartitionKey, kinds};
-use crate::{error::ConfigError, head::Head, pattern::Pattern};
+use crate::{error::ConfigError, head::Head, parameter::TextList, pattern::Pattern};
 
 /// Counts by the route that axum has matched, such as `/users/{id}`: one key for all users, unlike the path.
 ///
@@ -48,7 +48,7 @@ pub struct PathParam {
 
 /// Counts by a parameter of the path, such as the room in `/rooms/{room}/messages`.
 ///
-/// Routes have the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer receives:
+/// The routes are a list of texts, in the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer receives:
 /// inside a nested router, axum has removed the prefix. A request to any other path has no key of this kind, and neither has one
 /// with an empty value. The value is percent-decoded, so `%61lice` and `alice` are one key.
 ///
@@ -72,10 +72,7 @@ pub struct PathParam {
 /// Returns [`ConfigError::InvalidRoute`] unless each route begins with `/`, has no segment that begins with `:` or `*`, and contains
 /// the parameter; or if a route has more than 25 parameters, cannot be parsed, contains `?`, `#`, ASCII white space or an ASCII control character, or
 /// conflicts with another one.
-pub fn path_param<R: AsRef<str>>(
-    name: &str,
-    routes: impl IntoIterator<Item = R>,
-) -> Result<PathParam, ConfigError> {
+pub fn path_param(name: &str, routes: impl TextList) -> Result<PathParam, ConfigError> {
     let mut router = matchit::Router::new();
     for route in routes {
         let pattern = Pattern::new(route.as_ref())?;

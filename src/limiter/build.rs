@@ -18,6 +18,7 @@ use crate::{
     lease::Leases,
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
+    parameter::IntoOption,
     per_thread::PerThread,
     policy::{Policy, check_held, distinct},
     settle::{SettlementQueue, Unsettled},
@@ -188,7 +189,7 @@ impl LimiterBuilder {
 
     /// Configures the circuit breaker. The default is [`Breaker::default`]. `None` disables it: every check asks the store. If
     /// limiters share a `RedisBackend`, the strictest settings of all of them apply, also after one of them is dropped.
-    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
+    pub fn breaker(self, breaker: impl IntoOption<Breaker>) -> Self {
         Self { breaker: breaker.into(), ..self }
     }
 
@@ -274,7 +275,7 @@ impl LimiterBuilder {
     ///
     /// The cache has no effect for a backend that answers at once, or whose [denials do not
     /// hold](Backend::denials_hold).
-    pub fn deny_cache(self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
+    pub fn deny_cache(self, cache: impl IntoOption<DenyCacheConfig>) -> Self {
         Self { deny_cache: cache.into(), ..self }
     }
 

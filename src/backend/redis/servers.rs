@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(feature = "redis-1")]
 use super::topology::External;
 use super::{tls::Tls, topology::Topology, url::reason_without_url};
-use crate::error::ConfigError;
+use crate::{error::ConfigError, parameter::TextList};
 
 /// The servers of a [`RedisBackend`](crate::RedisBackend), for its [builder](crate::RedisBackend::builder).
 ///
@@ -81,7 +81,7 @@ impl RedisServers {
     ///
     /// During a network partition, a process that reaches neither a majority of the Sentinels nor the new primary uses the old primary
     /// as long as it answers. The charges that this primary receives after the failover are lost.
-    pub fn sentinel(primary: impl AsRef<str>, sentinels: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+    pub fn sentinel(primary: impl AsRef<str>, sentinels: impl TextList) -> Self {
         Self(Servers::Sentinel { primary: primary.as_ref().to_owned(), sentinels: owned(sentinels) })
     }
 
@@ -91,7 +91,7 @@ impl RedisServers {
     /// The backend follows slots that move and replicas that are promoted. It queries several nodes, at most twelve at a time, and
     /// the newest owner of each slot wins. With the [permissions](crate::RedisBackend#permissions) `+cluster|info` and
     /// `+cluster|nodes`, it also recognizes a node that is cut off from the cluster.
-    pub fn cluster(nodes: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+    pub fn cluster(nodes: impl TextList) -> Self {
         Self(Servers::Cluster(owned(nodes)))
     }
 
@@ -205,6 +205,6 @@ impl RedisServers {
     }
 }
 
-fn owned(urls: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
+fn owned(urls: impl TextList) -> Vec<String> {
     urls.into_iter().map(|url| url.as_ref().to_owned()).collect()
 }

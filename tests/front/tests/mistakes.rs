@@ -112,7 +112,7 @@ fn first_errors<'a>(cases: impl Iterator<Item = &'a Case>) -> Result<BTreeMap<St
             http = "1"
             tokio = {{ version = "1", features = ["net"] }}
             tower = {{ version = "0.5", features = ["make", "util"] }}
-            tower-sliding-window = {{ path = {root:?}, default-features = false, features = ["axum"] }}
+            tower-sliding-window = {{ path = {root:?}, default-features = false, features = ["axum", "redis"] }}
         "#
     );
     for Case { source, .. } in cases {
