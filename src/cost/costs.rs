@@ -94,7 +94,8 @@ impl From<u32> for Costs {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an amount of quota units",
     label = "expected a `u32` or `Costs`",
-    note = "quota units are `u32`: convert the number, for example with `u32::try_from(..)`, and decide what to do with a value that does not fit"
+    note = "quota units are `u32`: convert the number, for example with `u32::try_from(..)`, and decide what to do with a value that does not fit",
+    note = "for an `Option`, state the amount for `None`: `.unwrap_or(1)`"
 )]
 pub trait IntoCosts {
     /// Converts the amount.

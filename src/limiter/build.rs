@@ -20,7 +20,7 @@ use crate::{
     outage::{LocalFallback, OutageRule},
     parameter::IntoOption,
     per_thread::PerThread,
-    policy::{Policy, check_held, distinct},
+    policy::{Policies, Policy, check_held, distinct},
     settle::{SettlementQueue, Unsettled},
 };
 
@@ -115,6 +115,12 @@ impl LimiterBuilder {
     /// the order of statuses and header fields.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policies.push(policy);
+        self
+    }
+
+    /// Adds several policies, as [`policy`](Self::policy) does.
+    pub fn policies(mut self, policies: Policies) -> Self {
+        self.policies.extend_from_slice(policies.as_slice());
         self
     }
 

@@ -23,7 +23,8 @@ const MAX_ANCHORS: usize = 1_024;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not choose policies",
     label = "expected a policy selector, such as `table.choose_by(|head| ..)` or `Policies`",
-    note = "to add one policy for every request, call `.policy(..)`; if the value is a `Result`, add `?`; if it is a closure, call `.policies_by(|head| ..)` instead"
+    note = "to add one policy for every request, call `.policy(..)`; for several, write `.policies(Policies::new(..)?)`",
+    note = "if the value is a `Result`, add `?`; if it is a closure, call `.policies_by(|head| ..)` instead"
 )]
 pub trait PolicySelector: Send + Sync + 'static {
     /// Returns the policies of this request, in addition to the policies for all requests. [`Tier::Unlimited`] adds none.
