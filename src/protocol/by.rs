@@ -43,7 +43,7 @@ type ReadFn<Res, T> = dyn Fn(&Res) -> Option<T> + Send + Sync;
 
 /// Limits any service by a closure that returns the partition key and the cost of a request.
 ///
-/// The closure names the type of the request. It returns a [`PartitionKey`](crate::PartitionKey) for a cost of 1, `(key,
+/// The closure names the type of the request, and cannot be async. It returns a [`PartitionKey`](crate::PartitionKey) for a cost of 1, `(key,
 /// cost)` with a `u32` or [`Costs`], a [`Draft`] for exemptions, several keys, or policies of its own, or a `Result` of one of
 /// these with [`KeyError`].
 ///
@@ -105,7 +105,9 @@ impl<Req, R, S, L> By<Req, R, S, L> {
     }
 
     /// Rejects with the response or the error that the closure returns. Without it, the error of the service must implement
-    /// `From<Rejection>`.
+    /// `From<Rejection>`. The closure cannot be async.
+    ///
+    /// Around a client whose error belongs to another crate, [box the error](crate::guide::waiting#limit-a-client-reqwest-hyper-tonic) instead.
     pub fn reject_with<Res, Err>(
         self,
         reject: impl Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync + 'static,
@@ -163,7 +165,8 @@ impl<Inner, Req, Res, Err, S, L> Fits<Inner> for By<Req, RejectWith<Req, Res, Er
 #[diagnostic::on_unimplemented(
     message = "a rejection cannot become the result of a service from `{Req}` to `{Res}` with the error `{Err}`",
     label = "the error of the service, `{Err}`, does not implement `From<Rejection>`, or `.reject_with(..)` returns another type",
-    note = "implement `From<Rejection>` for `{Err}`, or choose the result with `by(..).reject_with(|request, rejection| ..)`, which returns a `Result<{Res}, {Err}>`"
+    note = "implement `From<Rejection>` for `{Err}`, or choose the result with `by(..).reject_with(|request, rejection| ..)`, which returns a `Result<{Res}, {Err}>`",
+    note = "if the error belongs to another crate, box it inside the limit: `.layer(limits).map_err(BoxError::from)` in a `ServiceBuilder`; to wait in place of a rejection, use `WaitLayer`"
 )]
 pub trait Reject<Req, Res, Err> {
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err>;

@@ -16,6 +16,7 @@ fn serve(_: impl Service<Job>) {}
 fn mistake(limits: RateLimitLayer<By<Job>>) -> Result<(), ConfigError> {
     serve(limits.layer(service_fn(work))); //~ a rejection cannot become the result of a service from `Job` to `()` with the error `Infallible`
     //~ note: implement `From<Rejection>` for `Infallible`
+    //~ note: if the error belongs to another crate, box it inside the limit: `.layer(limits).map_err(BoxError::from)`
     Ok(())
 }
 

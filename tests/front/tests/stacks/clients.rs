@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use axum::{Router, body::Body, routing::get};
 use http::{Request, Response};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 use tower_http::trace::TraceLayer;
 use tower_sliding_window::{
-    Limiter, MemoryBackend, PartitionKey, Policy, RateLimit, RateLimitLayer, by,
+    Limiter, MemoryBackend, PartitionKey, Policy, RateLimit, RateLimitLayer, Rejection, by,
     protocol::{By, RejectWith},
     wait::{WaitAtMost, WaitLayer},
 };
@@ -47,6 +47,26 @@ async fn reqwest_client_is_limited() {
             assert_eq!(response.status().as_u16(), if is_admitted { 200 } else { 429 });
             let start = if is_admitted { "hello" } else { "rate limit exceeded" };
             assert!(response.text().await.unwrap().starts_with(start));
+        }
+    }
+}
+
+/// The error of reqwest cannot implement `From<Rejection>`, so it is boxed inside the limit.
+#[tokio::test]
+async fn reqwest_client_rejects_with_boxed_error() {
+    let site = Site::serve(Router::new().route("/", get(hello))).await;
+    for (limiter, verdicts) in limiters() {
+        let host = by(|request: &reqwest::Request| {
+            PartitionKey::new("host", request.url().host_str().unwrap_or_default())
+        });
+        let limits = RateLimitLayer::new(limiter, host);
+        let mut api = ServiceBuilder::new().layer(limits).map_err(BoxError::from).service(client());
+        for is_admitted in verdicts {
+            let request = client().get(site.url()).build().unwrap();
+            match api.ready().await.unwrap().call(request).await {
+                Ok(response) => assert!(is_admitted && response.status() == 200),
+                Err(error) => assert!(!is_admitted && error.is::<Rejection>(), "{error}"),
+            }
         }
     }
 }
