@@ -48,7 +48,8 @@ pub struct RateLimitLayerBuilder {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rate limit backend or a limiter",
     label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`, or a `Limiter`",
-    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`; if it is a `RedisBackendBuilder`, call `.lazy()?` or `.connect().await?`",
+    note = "if it is a URL, write `RedisBackend::lazy(url)?`; if it is an `Arc`, pass a clone of the backend, which shares its counts"
 )]
 pub trait IntoSource {
     #[doc(hidden)]
@@ -81,6 +82,9 @@ impl RateLimitLayer {
     ///
     /// The policies of a shared limiter apply in addition to those of the layer. Set its settings, such as its deadline, with
     /// [`Limiter::builder`].
+    ///
+    /// The builder has the same type for every backend. So a program can
+    /// [choose its backend at run time](crate::guide::cookbook#choose-the-backend-at-run-time).
     pub fn builder(backend_or_limiter: impl IntoSource) -> RateLimitLayerBuilder {
         RateLimitLayerBuilder {
             limiter: backend_or_limiter.into_source(),

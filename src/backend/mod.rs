@@ -43,6 +43,9 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 /// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset). Only the backends of this crate have
 /// [`tokens`](Self::tokens). With any other backend, [`into_token`](crate::Reservation::into_token) returns [`Reason::Unsupported`].
 ///
+/// The trait is not dyn-compatible. No `Box<dyn Backend>` is needed to
+/// [choose the backend at run time](crate::guide::cookbook#choose-the-backend-at-run-time).
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_sliding_window::{
@@ -67,7 +70,8 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rate limit backend",
     label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`",
-    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`; if it is a `RedisBackendBuilder`, call `.lazy()?` or `.connect().await?`",
+    note = "if it is a URL, write `RedisBackend::lazy(url)?`; if it is an `Arc`, pass a clone of the backend, which shares its counts"
 )]
 #[expect(unused_variables, reason = "the defaults need no arguments")]
 pub trait Backend: Send + Sync + 'static {

@@ -25,6 +25,7 @@
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
 //! | How do I limit logins by the body, a WebSocket, GraphQL, or several routers? How do I look up or reset a usage? | [`cookbook`] |
+//! | How do I choose between memory and Redis at run time? | [`cookbook`] |
 //! | Where does the layer belong among CORS, authentication and timeouts? | [`cookbook`] |
 //! | How do batch requests or retries leave room for others? | [`cookbook`] |
 //! | How do I migrate from tower_governor, governor, redis-cell, or a script of my own? | [`migration`] |
