@@ -125,6 +125,9 @@ impl RateLimitLayerBuilder {
 
     /// Sets the partition key by a closure. It returns a [`PartitionKey`], or an `Option` or a `Result` of one.
     ///
+    /// The closure cannot be async. To look up a key asynchronously, use
+    /// [an earlier layer](crate::guide::cookbook#limit-by-a-tenant-that-is-looked-up-asynchronously).
+    ///
     /// Return a value that the client cannot invent. For a header, use [`header`](crate::header), which also rejects repeated and
     /// malformed values.
     ///
@@ -196,7 +199,7 @@ impl RateLimitLayerBuilder {
         self.first("cost", |limit| limit.cost(cost))
     }
 
-    /// Sets the cost of a request by a closure. It returns a `u32` or [`Costs`](crate::Costs).
+    /// Sets the cost of a request by a closure. It returns a `u32` or [`Costs`](crate::Costs). It cannot be async.
     pub fn cost_by<C: IntoCosts>(self, cost: impl Fn(&Head<'_>) -> C + Send + Sync + 'static) -> Self {
         self.first("cost_by", |limit| limit.cost_by(cost))
     }
@@ -430,7 +433,7 @@ impl RateLimitLayerBuilder {
         self.option(|options| options.clamps = true)
     }
 
-    /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
+    /// Builds the responses of rejected requests by a closure, which cannot be async. The layer adds the header fields and the extension.
     ///
     /// The closure answers all [rejections](Rejection) and chooses the status, with two exceptions below. Use 429 only for
     /// [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an outage looked like a denial, clients would wait although they have not exceeded a limit. A response with the status 200, such as
