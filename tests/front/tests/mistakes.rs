@@ -15,7 +15,7 @@ use serde_json::Value;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// The least number of mistakes that are named at their line.
-const LEAST_NAMED: usize = 68;
+const LEAST_NAMED: usize = 87;
 
 /// One mistake, and what the compiler must say about it.
 struct Case {
