@@ -275,9 +275,14 @@ async fn unknown_service_and_invalid_sentinels_are_errors() {
     let none: [&str; 0] = [];
     let error = RedisBackend::builder(RedisServers::sentinel("redis://limits/", none)).lazy().unwrap_err();
     assert!(error.to_string().starts_with("missing Sentinel: give at least one URL; "), "{error}");
-    let error =
-        RedisBackend::builder(RedisServers::sentinel("redis://limits/", ["redis:/"])).lazy().unwrap_err();
-    assert!(error.to_string().contains("a Redis URL looks like"), "{error}");
+    for (primary, sentinel, expected) in [
+        ("redis://limits/", "redis:/", "Sentinel 1: "),
+        ("limits", "redis://127.0.0.1/", "the primary, whose host is the service name of the Sentinels: "),
+    ] {
+        let servers = RedisServers::sentinel(primary, [sentinel]);
+        let error = RedisBackend::builder(servers).lazy().unwrap_err().to_string();
+        assert!(error.starts_with(expected) && error.contains("a Redis URL looks like"), "{error}");
+    }
 
     let backend = RedisBackend::builder(RedisServers::sentinel("redis://limits/", ["redis://127.0.0.1:1"]))
         .lazy()

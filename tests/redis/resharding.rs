@@ -268,17 +268,20 @@ async fn unreachable_or_invalid_cluster_is_an_error() {
     let none: [&str; 0] = [];
     let error = RedisBackend::builder(RedisServers::cluster(none)).lazy().unwrap_err();
     assert!(error.to_string().starts_with("missing cluster node: give at least one URL; "), "{error}");
-    let error = RedisBackend::builder(RedisServers::cluster(["redis://127.0.0.1/2"])).lazy().unwrap_err();
-    assert!(
-        error.to_string().starts_with("a cluster has no database other than 0: remove it from the URL; "),
-        "{error}"
-    );
-    let error =
-        RedisBackend::builder(RedisServers::cluster(["redis+unix:///tmp/socket"])).lazy().unwrap_err();
-    assert!(
-        error.to_string().starts_with("missing host: a cluster or Sentinel cannot use a Unix socket; "),
-        "{error}"
-    );
+    // The text states which URL it is, because it must not repeat the URL.
+    for (url, expected) in [
+        ("redis://127.0.0.1/2", "node 2: a cluster has no database other than 0: remove it from the URL; "),
+        ("redis://127.0.0.1/-1", "node 2: the database must be a number from 0; "),
+        (
+            "redis+unix:///tmp/socket",
+            "node 2: missing host: a cluster or Sentinel cannot use a Unix socket; ",
+        ),
+        ("127.0.0.1:6379", "node 2: Redis URL did not parse; "),
+    ] {
+        let servers = RedisServers::cluster(["redis://127.0.0.1/", url]);
+        let error = RedisBackend::builder(servers).lazy().unwrap_err();
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
 
     // A server that is not in cluster mode reports that.
     let server = Server::start(Engine::Redis);

@@ -292,7 +292,7 @@ async fn invalid_tls_settings_fail_early_and_hide_key() {
     for (tls, expected) in [
         (Tls::new().authority(""), "TLS to Redis: invalid authority: no certificate in PEM found"),
         (Tls::new().authority(&one.key), "TLS to Redis: invalid authority: no certificate in PEM found"),
-        (Tls::new().authority(broken), "TLS to Redis: invalid authority: not a certificate in PEM: "),
+        (Tls::new().authority(broken), "TLS to Redis: invalid authority: not a complete certificate in PEM"),
         (
             trusted().client("no", &one.key),
             "TLS to Redis: invalid client certificate: no certificate in PEM found",
@@ -310,7 +310,7 @@ async fn invalid_tls_settings_fail_early_and_hide_key() {
     let error = builder("redis://127.0.0.1/", trusted()).lazy().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "TLS to Redis: certificates need a URL that begins with rediss://",
+        "TLS to Redis: these settings need a URL that begins with rediss://",
         "certificates need an encrypted connection"
     );
     builder(url, trusted().client(&one.certificate, &one.key)).lazy().unwrap();
@@ -324,7 +324,39 @@ async fn invalid_tls_settings_fail_early_and_hide_key() {
         let error = RedisBackend::builder(servers).tls(trusted()).lazy().unwrap_err();
         assert!(matches!(error, ConfigError::RedisTls { .. }), "{error:?}");
     }
-    builder("redis://127.0.0.1/", Tls::new()).lazy().unwrap();
+}
+
+/// Otherwise, a `redis://` that should be `rediss://` would send the password and all keys as plain text.
+#[test]
+fn default_tls_settings_require_tls_as_well() {
+    for servers in [
+        RedisServers::single("redis://127.0.0.1/"),
+        RedisServers::cluster(["redis://127.0.0.1/"]),
+        RedisServers::streams(|| TcpStream::connect("127.0.0.1:1")),
+    ] {
+        let error = RedisBackend::builder(servers).tls(Tls::new()).lazy().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "TLS to Redis: these settings need a URL that begins with rediss://",
+            "{error}"
+        );
+    }
+    builder("rediss://127.0.0.1/", Tls::new()).lazy().unwrap();
+}
+
+/// Another crate may enable such connections in the client crate.
+#[test]
+fn url_cannot_turn_verification_off() {
+    let insecure = "rediss://127.0.0.1/#insecure";
+    let expected = "`#insecure` verifies no certificate: remove it, and trust the authority of the server";
+    for (servers, place) in [
+        (RedisServers::single(insecure), ""),
+        (RedisServers::cluster(["rediss://127.0.0.1/", insecure]), "node 2: "),
+        (RedisServers::sentinel("rediss://limits", [insecure]), "Sentinel 1: "),
+    ] {
+        let error = RedisBackend::builder(servers).lazy().unwrap_err();
+        assert!(error.to_string().starts_with(&format!("{place}{expected}; ")), "{error}");
+    }
 }
 
 #[test]

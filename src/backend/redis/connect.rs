@@ -62,13 +62,13 @@ pub struct RedisBackendBuilder {
 
 impl RedisBackendBuilder {
     /// Sets the certificate authorities and the client certificate of all connections: to a single server, to the primary and its
-    /// Sentinels, or to all nodes of a cluster. Each URL must begin with `rediss://`.
+    /// Sentinels, or to all nodes of a cluster. Each URL must then begin with `rediss://`, also with the default settings.
     ///
     /// If the process has installed no rustls `CryptoProvider` before the first connection, the backend installs that of ring.
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn tls(self, tls: Tls) -> Self {
-        Self { tls, ..self }
+        Self { tls: tls.required(), ..self }
     }
 
     /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, an attacker who can read Redis
@@ -139,9 +139,10 @@ impl RedisBackendBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::RedisUrl`] if a URL is invalid, or there is no Sentinel or no URL of a cluster. Returns
+    /// Returns [`ConfigError::RedisUrl`] if a URL is invalid or asks for a connection that verifies no certificate (`#insecure`), or
+    /// if there is no Sentinel or no URL of a cluster. Returns
     /// [`ConfigError::NoClusterNodes`] if there is no node behind your own streams. Returns [`ConfigError::RedisTls`] if a
-    /// certificate or key is invalid, if there are certificates and a URL is not `rediss://`, or if it is and the feature `tls` is
+    /// certificate or key is invalid, if there are TLS settings and a URL is not `rediss://`, or if it is and the feature `tls` is
     /// off. Returns [`ConfigError::HashSecret`] if the secret is too short.
     pub fn lazy(self) -> Result<RedisBackend, ConfigError> {
         let topology = self.servers.into_topology(&self.tls)?;

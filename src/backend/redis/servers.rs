@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 #[cfg(feature = "redis-1")]
 use super::topology::External;
-use super::{tls::Tls, topology::Topology, url::reason_without_url};
+use super::{tls::Tls, topology::Topology};
 use crate::{error::ConfigError, parameter::TextList};
 
 /// The servers of a [`RedisBackend`](crate::RedisBackend), for its [builder](crate::RedisBackend::builder).
@@ -186,7 +186,7 @@ impl RedisServers {
 
     /// Returns the connections to these servers, none of which is open.
     pub(super) fn into_topology(self, tls: &Tls) -> Result<Topology, ConfigError> {
-        let topology = match self.0 {
+        match self.0 {
             Servers::Single(url) => {
                 tls.validate([&url])?;
                 Topology::server(&url, tls)
@@ -199,9 +199,8 @@ impl RedisServers {
                 tls.validate(&nodes)?;
                 Topology::cluster(&nodes, tls)
             }
-            Servers::Own(topology) => return tls.validate_unused().and(topology),
-        };
-        topology.map_err(|error| ConfigError::RedisUrl { reason: reason_without_url(&error) })
+            Servers::Own(topology) => tls.validate_unused().and(topology),
+        }
     }
 }
 

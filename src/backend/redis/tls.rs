@@ -33,6 +33,8 @@ pub struct Tls {
     authorities: Vec<u8>,
     /// A certificate and its private key.
     client: Option<(Vec<u8>, Vec<u8>)>,
+    /// Whether a backend was given these settings, so that no connection may be without TLS.
+    is_required: bool,
 }
 
 impl Tls {
@@ -58,9 +60,14 @@ impl Tls {
         self
     }
 
-    /// Returns an error if there are settings, because the backend does not make the connections.
+    /// Returns the settings of a backend that was given them.
+    pub(super) fn required(self) -> Self {
+        Self { is_required: true, ..self }
+    }
+
+    /// Returns an error if a backend was given settings, because it does not make the connections.
     pub(super) fn validate_unused(&self) -> Result<(), ConfigError> {
-        if self.is_custom() { Err(invalid(NEEDS_URL)) } else { Ok(()) }
+        if self.is_required { Err(invalid(NEEDS_URL)) } else { Ok(()) }
     }
 
     fn is_custom(&self) -> bool {
@@ -69,7 +76,7 @@ impl Tls {
 
     /// Returns an error if the settings do not suit all URLs, or if a certificate or the private key is invalid.
     pub(super) fn validate<'a>(&self, urls: impl IntoIterator<Item = &'a String>) -> Result<(), ConfigError> {
-        if !self.is_custom() {
+        if !self.is_required {
             return Ok(());
         }
         if !urls.into_iter().all(|url| is_tls(url)) {
@@ -85,8 +92,11 @@ impl Tls {
         let Some((certificate, key)) = &self.client else { return Ok(()) };
         let chain = certificates(certificate, "client certificate")?;
         // The parser's error may repeat a part of the private key.
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| invalid("invalid client key: not a private key in PEM"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+            invalid(
+                "invalid client key: not a private key in PEM: give the contents of the file, not its path",
+            )
+        })?;
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| invalid(error.to_string()))?;
@@ -120,14 +130,17 @@ pub(super) fn prepare(address: &ConnectionAddr) {
 /// Parses certificates in PEM. `what` is their name in the error text.
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let all = all.map_err(|error| invalid(format!("invalid {what}: not a certificate in PEM: {error}")))?;
+    // The parser's error may contain a list of bytes.
+    let all = all.map_err(|_| invalid(format!("invalid {what}: not a complete certificate in PEM")))?;
     if all.is_empty() {
-        return Err(invalid(format!("invalid {what}: no certificate in PEM found")));
+        return Err(invalid(format!(
+            "invalid {what}: no certificate in PEM found: give the contents of the file, not its path"
+        )));
     }
     Ok(all)
 }
 
-const NEEDS_URL: &str = "certificates need a URL that begins with rediss://";
+const NEEDS_URL: &str = "these settings need a URL that begins with rediss://";
 
 fn invalid(reason: impl Into<String>) -> ConfigError {
     ConfigError::RedisTls { reason: reason.into() }

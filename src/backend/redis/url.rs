@@ -1,6 +1,10 @@
 //! Redis URLs: whether one asks for TLS, and what an error may repeat of it.
 
+use std::fmt::Display;
+
 use redis::RedisError;
+
+use crate::error::ConfigError;
 
 /// Returns whether a URL asks for TLS. The URL parser skips leading spaces and control characters, and so does this.
 pub(super) fn is_tls(url: &str) -> bool {
@@ -10,9 +14,19 @@ pub(super) fn is_tls(url: &str) -> bool {
     has_scheme("rediss:") || has_scheme("valkeys:")
 }
 
+/// Returns the error of the URL of one of several servers. `server` states which one.
+pub(super) fn invalid_url_of(server: impl Display, error: &RedisError) -> ConfigError {
+    ConfigError::RedisUrl { reason: format!("{server}: {}", reason_without_url(error)) }
+}
+
+/// Returns the error of the URL of a single server.
+pub(super) fn invalid_url(error: &RedisError) -> ConfigError {
+    ConfigError::RedisUrl { reason: reason_without_url(error) }
+}
+
 /// Returns why a URL is invalid, without the URL. The client crate appends ` - `, its own name for the error, and
 /// sometimes a part of the URL, which may contain the password.
-pub(super) fn reason_without_url(error: &RedisError) -> String {
+fn reason_without_url(error: &RedisError) -> String {
     let text = error.to_string();
     text.split(" - ").next().unwrap_or_default().to_owned()
 }

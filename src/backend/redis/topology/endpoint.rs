@@ -53,17 +53,28 @@ impl Endpoint {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Ok((host.clone(), *port))
             }
-            _ => Err(RedisError::from((
-                ErrorKind::InvalidClientConfig,
-                "missing host: a cluster or Sentinel cannot use a Unix socket",
-            ))),
+            _ => Err(invalid("missing host: a cluster or Sentinel cannot use a Unix socket")),
         }
     }
 }
 
 /// Returns how to connect to the server at a URL.
 pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInfo> {
-    tls.apply(url.into_connection_info()?)
+    let info = url.into_connection_info()?;
+    // Another crate may have enabled such connections in the client crate.
+    if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
+        return Err(invalid(
+            "`#insecure` verifies no certificate: remove it, and trust the authority of the server",
+        ));
+    }
+    if info.redis_settings().db() < 0 {
+        return Err(invalid("the database must be a number from 0"));
+    }
+    tls.apply(info)
+}
+
+pub(super) fn invalid(text: &'static str) -> RedisError {
+    (ErrorKind::InvalidClientConfig, text).into()
 }
 
 /// Returns how to connect to another server with the same settings.

@@ -2,13 +2,15 @@
 
 use std::{fmt, sync::Arc};
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
+use redis::{RedisError, RedisResult, ServerErrorKind};
 
 use super::{
     error::{has_kind, requires_reconnect},
     tls::Tls,
+    url::{invalid_url, invalid_url_of},
 };
 use crate::{
+    error::ConfigError,
     guard::{Guard, Protection},
     lock::Lock,
     observe::ServerBreaker,
@@ -29,7 +31,7 @@ mod server_state;
 mod slot_map;
 
 pub(super) use cluster::Cluster;
-use endpoint::{Address, Endpoint, connection_info};
+use endpoint::{Address, Endpoint, connection_info, invalid};
 pub(super) use external::External;
 pub(super) use node::{Connection, Node};
 use sentinel::Sentinels;
@@ -53,8 +55,9 @@ pub(super) enum Topology {
 
 impl Topology {
     /// Returns a single server.
-    pub(super) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::from_target(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
+    pub(super) fn server(url: &str, tls: &Tls) -> Result<Self, ConfigError> {
+        let endpoint = Endpoint::from_url(url, tls).map_err(|error| invalid_url(&error))?;
+        Ok(Self::from_target(Target::Endpoint(Box::new(endpoint))))
     }
 
     /// Returns a single server behind streams that the caller opens.
@@ -68,31 +71,42 @@ impl Topology {
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
-    pub(super) fn sentinel(primary: &str, sentinels: &[String], tls: &Tls) -> RedisResult<Self> {
-        let primary = Endpoint::from_url(primary, tls)?;
-        let (service, _) = primary.address()?;
-        let sentinels = sentinels.iter().map(|url| connection_info(url, tls));
-        let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
+    pub(super) fn sentinel(primary: &str, sentinels: &[String], tls: &Tls) -> Result<Self, ConfigError> {
+        let primary = Endpoint::from_url(primary, tls);
+        let primary = primary.and_then(|primary| Ok((primary.address()?.0, primary)));
+        let (service, primary) = primary.map_err(|error| {
+            invalid_url_of("the primary, whose host is the service name of the Sentinels", &error)
+        })?;
+        let sentinels = (1..).zip(sentinels).map(|(number, url)| {
+            connection_info(url, tls)
+                .map_err(|error| invalid_url_of(format_args!("Sentinel {number}"), &error))
+        });
+        let sentinels = sentinels.collect::<Result<Vec<_>, _>>()?;
         if sentinels.is_empty() {
-            return Err((ErrorKind::EmptySentinelList, "missing Sentinel: give at least one URL").into());
+            return Err(ConfigError::RedisUrl {
+                reason: "missing Sentinel: give at least one URL".to_owned(),
+            });
         }
         let sentinels = Sentinels { named: sentinels, discovered: Lock::default(), service, primary };
         Ok(Self::from_target(Target::Sentinels(Arc::new(sentinels))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
-    pub(super) fn cluster(urls: &[String], tls: &Tls) -> RedisResult<Self> {
-        let endpoints = urls.iter().map(|url| Endpoint::from_url(url, tls));
-        let endpoints = endpoints.collect::<RedisResult<Vec<_>>>()?;
-        let seeds = endpoints.iter().map(Endpoint::address).collect::<RedisResult<Vec<_>>>()?;
-        let invalid = |text| RedisError::from((ErrorKind::InvalidClientConfig, text));
-        let first = endpoints
-            .into_iter()
-            .next()
-            .ok_or_else(|| invalid("missing cluster node: give at least one URL"))?;
-        if first.info.redis_settings().db() != 0 {
-            return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
-        }
+    pub(super) fn cluster(urls: &[String], tls: &Tls) -> Result<Self, ConfigError> {
+        let endpoint = |url| {
+            let endpoint = Endpoint::from_url(url, tls)?;
+            if endpoint.info.redis_settings().db() != 0 {
+                return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
+            }
+            Ok((endpoint.address()?, endpoint))
+        };
+        let nodes = (1..).zip(urls).map(|(number, url)| {
+            endpoint(url).map_err(|error| invalid_url_of(format_args!("node {number}"), &error))
+        });
+        let (seeds, endpoints): (Vec<_>, Vec<_>) = nodes.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let missing =
+            || ConfigError::RedisUrl { reason: "missing cluster node: give at least one URL".to_owned() };
+        let first = endpoints.into_iter().next().ok_or_else(missing)?;
         let node = move |address: &Address| Target::Endpoint(Box::new(first.with_address(address)));
         Ok(Self::Cluster(Cluster::new(seeds, false, node)))
     }
