@@ -1,6 +1,13 @@
 //! Several runtimes that share a backend: one that has ended, and one that is not driven any more.
 
-use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::Duration,
+};
 
 use tokio::{
     runtime::{Builder, Runtime},
@@ -8,7 +15,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Limiter, PartitionKey, RedisBackend,
+    Limiter, PartitionKey, Policy, RedisBackend,
     redis::{Merging, RedisServers},
 };
 
@@ -31,6 +38,24 @@ const DEADLINE: Duration = Duration::from_millis(900);
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Runs a future outside tokio.
+fn block_on_std<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
 }
 
 /// Polls a future once.
@@ -193,4 +218,26 @@ fn check_survives_end_of_runtime_that_connects() {
         let decision = runtime().block_on(limiter.check(alice()));
         assert!(decision.is_ok(), "{decision:?}");
     }
+}
+
+/// The thread of the units in flight has a runtime of its own.
+#[test]
+fn drain_outside_tokio_waits_for_releases() {
+    let server = Server::start(Engine::Redis);
+    let runtime = runtime();
+    let holding = |name: &str, hold_time| {
+        let exports = Policy::in_flight(name, 1).unwrap().hold_time(hold_time).unwrap();
+        limiter(runtime.block_on(in_mode(&server.url(), Merging::Off)), [exports])
+    };
+    let long = holding("exports", HOUR);
+    drop(runtime.block_on(long.check(alice())).unwrap());
+    block_on_std(long.drain());
+    assert!(runtime.block_on(long.check(alice())).unwrap().is_admitted(), "the unit is released");
+
+    // No release is confirmed: a call that fails ends the wait as well.
+    let short = holding("other", Duration::from_secs(1));
+    let held = runtime.block_on(short.check(alice())).unwrap();
+    drop(server);
+    drop(held);
+    block_on_std(short.drain());
 }

@@ -2,12 +2,13 @@
 
 use std::{
     iter,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::{
     keys::{KeyNames, Keys},
@@ -17,6 +18,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose},
     decision::Decision,
+    guard::until,
     hold::Hold,
     random::random,
 };
@@ -33,8 +35,6 @@ pub(super) use thread::{HeldLists, SendCall};
 /// How long after its deadline a check usually cannot run any longer. The number of one that runs even later is released by the next
 /// renewal, or ends with the entry.
 const LATENESS: Duration = Duration::from_millis(50);
-/// The pause before a drain looks again whether releases are left.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The holder of a backend: its identity in Redis, and its units. The thread ends after this is dropped, when all units are released.
 pub(super) struct Holder(Arc<HolderState>);
@@ -106,8 +106,15 @@ impl Holder {
     /// Waits until no release is sent any longer, at most for the longest time in which one is.
     pub(super) async fn drain(&self) {
         let Some(end) = self.0.pairs.lock().last_release_ends() else { return };
-        while Instant::now() < end && self.0.pairs.lock().last_release_ends().is_some() {
-            sleep(DRAIN_INTERVAL).await;
+        loop {
+            let mut completed = pin!(self.0.completed.notified());
+            // From here on, no notification is missed.
+            completed.as_mut().enable();
+            if Instant::now() >= end || self.0.pairs.lock().last_release_ends().is_none() {
+                return;
+            }
+            // Outside tokio, a call that fails ends the wait as well.
+            until(end, completed).await;
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct HolderState {
     pub(super) pairs: Lock<HeldPairs>,
     /// Notified when a call may be due.
     pub(super) changed: Notify,
+    /// Notified when a call has ended.
+    pub(super) completed: Notify,
     pub(super) is_closed: AtomicBool,
     pub(super) has_thread: Lock<bool>,
     /// The number of units that the store did not hold.
@@ -97,6 +99,7 @@ impl HolderState {
             let before = self.interrupted.fetch_add(interrupted, Ordering::Relaxed);
             observe::interrupted_units(interrupted, before + interrupted, &self.events);
         }
+        self.completed.notify_waiters();
         self.changed.notify_one();
     }
 }
