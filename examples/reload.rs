@@ -54,24 +54,22 @@ const POLL: Duration = Duration::from_millis(250);
 /// Loads the file each time that its text has changed.
 ///
 /// Replace the file by renaming a complete one, as most editors do. Otherwise, this may load a file that is half written.
-async fn reload(file: PathBuf, policies: PolicyTable, mut last: String) {
+async fn reload(file: PathBuf, policies: PolicyTable, text: String) {
+    let mut last = Ok(text);
     loop {
         sleep(POLL).await;
-        let text = match fs::read_to_string(&file) {
-            Ok(text) if text != last => text,
-            Ok(_) => continue,
-            Err(error) => {
-                eprintln!("{}: {error}", file.display());
-                continue;
-            }
-        };
-        let changed = toml::from_str(&text).map_err(Box::<dyn Error>::from);
+        let text = fs::read_to_string(&file).map_err(|error| error.to_string());
+        if text == last {
+            continue;
+        }
+        last = text;
+        let changed =
+            last.clone().map_err(Box::<dyn Error>::from).and_then(|text| Ok(toml::from_str(&text)?));
         match changed.and_then(|changed| Ok(policies.replace(changed)?)) {
             Ok(_) => println!("loaded {}", file.display()),
             // The policies in force stay in force.
             Err(error) => eprintln!("{}: {error}", file.display()),
         }
-        last = text;
     }
 }
 

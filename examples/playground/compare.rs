@@ -97,7 +97,9 @@ pub(crate) async fn compare(
 
 impl Comparison {
     pub(crate) async fn run(mut self) -> Result<Vec<Lane>, String> {
-        let window = self.policy.window().unwrap_or(Duration::MAX);
+        let Some(window) = self.policy.window() else {
+            return Err("a policy without a window: choose one that counts in time".to_owned());
+        };
         if window > MAX_WINDOW {
             let seconds = window.as_secs_f64();
             return Err(format!(
