@@ -18,7 +18,7 @@ use crate::{
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
     parameter::IntoOption,
-    policy::{IntoTier, Policy, PolicySelector, TableUse, check_held, distinct},
+    policy::{IntoTier, MAX_WINDOW, Policy, PolicySelector, TableUse, check_held, distinct},
     protocol::{HeadFn, Http, HttpOptions, Peers, Tables},
     settle::Unsettled,
 };
@@ -571,7 +571,8 @@ impl RateLimitLayerBuilder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
-    /// - [`ConfigError::InvalidValue`] if the percentage of enforced keys is above 100
+    /// - [`ConfigError::InvalidValue`] if the percentage of enforced keys is above 100, or the jitter of `Retry-After` is longer than 366
+    ///   days
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
@@ -604,6 +605,13 @@ impl RateLimitLayerBuilder {
     fn check_parts(&self) -> Result<(), ConfigError> {
         let (percent, text) = (self.options.enforce_percent, "0 to 100 percent of the partition keys");
         ConfigError::check_range("enforce_percent", percent.unwrap_or(100), 0..=100, text)?;
+        let jitter = self.retry_after.map_or(Duration::ZERO, |settings| settings.max_jitter);
+        ConfigError::check_range(
+            "retry_after_jitter",
+            jitter,
+            Duration::ZERO..=MAX_WINDOW,
+            "0 s to 366 days",
+        )?;
         match (&self.options.plan, self.unplanned) {
             (None, _) if !self.has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),

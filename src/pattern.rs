@@ -31,6 +31,9 @@ impl<'a> Pattern<'a> {
             };
             return Err(pattern.error(reason));
         }
+        if route.replace("{{", "").matches('{').count() != route.replace("}}", "").matches('}').count() {
+            return Err(pattern.error("`{` and `}` must come in pairs: to match one of them, write it twice"));
+        }
         // `matchit` panics with more.
         if route.replace("{{", "").matches('{').count() > MAX_PARAMETERS {
             return Err(pattern.error(format!("it must have at most {MAX_PARAMETERS} parameters")));

@@ -71,15 +71,19 @@ pub struct PathParam {
 ///
 /// Returns [`ConfigError::InvalidRoute`] unless each route begins with `/`, has no segment that begins with `:` or `*`, and contains
 /// the parameter; or if a route has more than 25 parameters, cannot be parsed, contains `?`, `#`, ASCII white space or an ASCII control character, or
-/// conflicts with another one.
+/// conflicts with another one. Returns [`ConfigError::InvalidValue`] if there are no routes.
 pub fn path_param(name: &str, routes: impl TextList) -> Result<PathParam, ConfigError> {
-    let mut router = matchit::Router::new();
+    let (mut router, mut is_empty) = (matchit::Router::new(), true);
     for route in routes {
+        is_empty = false;
         let pattern = Pattern::new(route.as_ref())?;
         if !pattern.has_parameter(name) {
             return Err(pattern.error(format!("it must contain the parameter {{{name}}}")));
         }
         pattern.insert(&mut router, ())?;
+    }
+    if is_empty {
+        return Err(ConfigError::invalid_value("path_param", "no routes", "at least one route"));
     }
     Ok(PathParam { name: name.into(), kind: kinds::path_param(name), routes: Arc::new(router) })
 }

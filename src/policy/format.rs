@@ -258,7 +258,10 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the {}", self.field.name())?;
+        match self.field {
+            PolicyField::Hidden | PolicyField::Shadow => write!(f, "the field `{}`", self.field.name())?,
+            field => write!(f, "the {}", field.name())?,
+        }
         if let Some(name) = &self.fields.name {
             write!(f, " of policy {name:?}")?;
         }
@@ -497,6 +500,20 @@ struct TableForm {
     tiers: NamedTiers,
 }
 
+struct TableVisitor;
+
+impl<'de> Visitor<'de> for TableVisitor {
+    type Value = TableForm;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a policy table, with the fields `default` and `tiers`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TableForm, A::Error> {
+        TableForm::deserialize(MapAccessDeserializer::new(map))
+    }
+}
+
 /// The tiers by name, each at most once.
 #[derive(Default)]
 struct NamedTiers(HashMap<String, Tier>);
@@ -527,7 +544,7 @@ impl<'de> Deserialize<'de> for NamedTiers {
 
 impl<'de> Deserialize<'de> for PolicyTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let TableForm { default, tiers: NamedTiers(named) } = TableForm::deserialize(deserializer)?;
+        let TableForm { default, tiers: NamedTiers(named) } = deserializer.deserialize_map(TableVisitor)?;
         Ok(Self::from_entries(TierEntries { default, named }))
     }
 }

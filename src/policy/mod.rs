@@ -1063,6 +1063,7 @@ mod tests {
         for (rate, given) in [
             (Rate::per_second(0), "0 units per 1s"),
             (Rate::new(7, Duration::ZERO), "7 units per 0ns"),
+            (Rate::new(7, Duration::from_nanos(999)), "7 units per 999ns"),
             (Rate::new(7, MAX_WINDOW + Duration::from_nanos(1)), "7 units per 31622400.000000001s"),
         ] {
             let valid = "1 to 4294967295 units per 1 us to 366 days";

@@ -10,7 +10,7 @@ pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// A number of units for each period, such as 7 per second. They return evenly, not all at the end of the period.
 ///
-/// A rate in its range has 1 to 2^32-1 units, and a period of at most 366 days and above 0, which is rounded up to whole microseconds.
+/// A rate in its range has 1 to 2^32-1 units, and a period of 1 us to 366 days, which is rounded up to whole microseconds.
 /// A policy of another rate cannot be created.
 ///
 /// Two rates are equal if their units return at the same instants: 60 per minute is 1 per second.
@@ -68,7 +68,7 @@ impl Rate {
 
     /// Returns whether units and period are in their ranges.
     pub(super) fn is_in_range(self) -> bool {
-        self.units > 0 && self.period > Duration::ZERO && self.period <= MAX_WINDOW
+        self.units > 0 && (Duration::from_micros(1)..=MAX_WINDOW).contains(&self.period)
     }
 
     /// Returns the period in whole microseconds, rounded up.

@@ -354,6 +354,8 @@ async fn retry_after_ms_states_same_wait_in_milliseconds() {
         assert_eq!(waits, (seconds, millis), "{answer:?}");
         assert!(answer.header("ratelimit").is_some(), "the dialect is the default: {answer:?}");
     }
+    let error = builder().retry_after_jitter(367 * 86_400 * SECOND).build().unwrap_err();
+    assert_eq!(error.to_string(), "retry_after_jitter 31708800s: it must be 0 s to 366 days");
     // Both fields state the same random time.
     let limits = RateLimitLayer::builder(FakeBackend::denying(wait))
         .policy(policy("ten", 10, MINUTE))

@@ -233,7 +233,12 @@ fn invalid_route_of_path_parameter_is_an_error() {
     );
     assert_eq!(text(&["/users/{id}", "/{other}"]), r#"route "/{other}": it must contain the parameter {id}"#);
     assert!(text(&["/users/{id}", "/users/{id}"]).starts_with(r#"route "/users/{id}": Insertion failed"#));
-    key::path_param("id", ["/users/{id}", "/files/{*id}"]).unwrap();
+    assert_eq!(
+        text(&["/users/{id"]),
+        r#"route "/users/{id": `{` and `}` must come in pairs: to match one of them, write it twice"#
+    );
+    assert_eq!(text(&[]), "path_param no routes: it must be at least one route");
+    key::path_param("id", ["/users/{id}", "/files/{*id}", "/{{x}}{id}"]).unwrap();
 }
 
 #[tokio::test]

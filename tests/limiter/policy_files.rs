@@ -426,13 +426,13 @@ fn toml_error_names_field_value_and_range() {
             11,
             "unknown field `units`, expected `up-to` or `ahead`".to_owned(),
         ),
-        (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the hidden: true or false"#.to_owned()),
+        (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the field `hidden`: true or false"#.to_owned()),
         (
             // TOML reads it after the name.
             r#"shadow = "yes""#,
             9,
             10,
-            r#"invalid type: string "yes", expected the shadow of policy "requests": true or false"#.to_owned(),
+            r#"invalid type: string "yes", expected the field `shadow` of policy "requests": true or false"#.to_owned(),
         ),
     ];
     for (line, at, column, text) in cases {
@@ -505,6 +505,11 @@ fn json_error_shows_line_of_value() {
     assert_eq!(
         error(r#""algorithm": "sliding""#),
         r#"policy "burst": unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`, `in-flight`, `calendar-period` at line 7 column 25"#
+    );
+    // The list that a form without names would be.
+    assert_eq!(
+        json_error(r#"["unlimited", {}]"#),
+        "invalid type: sequence, expected a policy table, with the fields `default` and `tiers` at line 1 column 0"
     );
     // The name of the policy is not known yet.
     assert_eq!(
