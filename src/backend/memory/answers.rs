@@ -19,14 +19,16 @@ impl MemoryState {
         let (now, window) = (self.clock.now_micros(), pair.policy.window_micros());
         let key = (check.scope().clone(), PairKey::new(&pair.key, &pair.policy));
         // An answer far ahead of the clock is of another clock.
-        let newest = answers.get(&key);
-        let is_known = newest.is_some_and(|at| at_micros <= *at && *at <= now + window);
+        let newest = answers.get(&key).copied();
+        let is_known = newest.is_some_and(|at| at_micros <= at && at <= now + window);
         let applies = at_micros <= now && now < at_micros.saturating_add(holds_micros.min(window));
         if is_known || !applies {
             return self.decide(&check.clone().costing(0).with_purpose(Purpose::Peek));
         }
+        // A known pair needs no room, but expired answers leave.
+        let room = answers.make_room(now, self.max_keys);
         if newest.is_none() {
-            answers.make_room(now, self.max_keys)?;
+            room?;
         }
         let decision = self.decide(check)?;
         answers.insert(key, at_micros + window + self.keep_idle, at_micros);
@@ -63,5 +65,25 @@ mod tests {
         let full = (5_001..7_000).find_map(|i| learn(i, now()).err());
         assert_eq!(full, Some(Reason::Full));
         assert!(learn(5_000, now()).is_ok(), "a known pair needs no room");
+    }
+
+    #[test]
+    fn answers_of_known_pairs_remove_expired_ones() {
+        let memory = MemoryBackend::new();
+        let policy = Policy::new("calls", 100, Duration::from_secs(3_600)).unwrap();
+        let learn = |i: u64, at_micros| {
+            let pair = Pair::new(PartitionKey::new("account", i.to_string()), policy.clone(), 100);
+            let purpose = Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX };
+            assert!(memory.0.learn(&Check::new([pair]).unwrap().with_purpose(purpose)).is_ok());
+        };
+        let now = || memory.0.clock.now_micros();
+        let old = now() - 3_599_000_000;
+        (0..100).for_each(|i| learn(i, old));
+        sleep(Duration::from_millis(1_001));
+        for _ in 0..60 {
+            learn(0, now());
+            sleep(Duration::from_micros(2));
+        }
+        assert_eq!(memory.0.answers.lock().len(), 1);
     }
 }

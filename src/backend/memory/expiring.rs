@@ -50,6 +50,9 @@ impl<K: Clone + Eq + Hash, V> Expiring<K, V> {
             };
             self.entries.remove(&first.remove());
         }
+        if self.entries.capacity() > 1_024 && self.entries.len() < self.entries.capacity() / 8 {
+            self.entries.shrink_to(self.entries.len() * 2);
+        }
         if self.entries.len() < max { Ok(()) } else { Err(BackendError::new(Reason::Full)) }
     }
 
@@ -91,6 +94,19 @@ mod tests {
         assert!(map.make_room(999, 100).is_err());
         assert!(map.make_room(1_000, 100).is_ok() && map.len() == 99);
         assert!(map.make_room(5_000, 100).is_ok() && map.len() == 97);
+    }
+
+    #[test]
+    fn removed_entries_free_their_memory() {
+        let mut map = Expiring::default();
+        (0..10_000_u64).for_each(|i| map.insert(i, 100, [0_u64; 8]));
+        assert!(map.entries.capacity() >= 10_000);
+        for i in 0..10_000_u64 {
+            assert!(map.make_room(100, usize::MAX).is_ok());
+            map.insert(i % 10, 200, [0; 8]);
+        }
+        assert_eq!(map.len(), 10);
+        assert!(map.entries.capacity() <= 1_024, "{}", map.entries.capacity());
     }
 
     #[test]
