@@ -123,7 +123,7 @@ pub(super) struct LeaseAnswer<'a> {
 }
 
 impl LeasedPair {
-    pub(super) fn new(key: PartitionKey, policy: Policy) -> Self {
+    pub(super) fn new(key: PartitionKey, policy: Policy, now: LocalMicros) -> Self {
         Self {
             key,
             // A leased policy has buckets.
@@ -141,7 +141,7 @@ impl LeasedPair {
             late: 0,
             is_scheduled: false,
             paused_until: 0,
-            last_use: 0,
+            last_use: now,
         }
     }
 

@@ -130,6 +130,44 @@ mod tests {
         assert!(!is_leased(&leases, &check).await);
     }
 
+    /// Those with a lease or a lease request in flight stay.
+    #[tokio::test(start_paused = true)]
+    async fn idle_pairs_leave_while_others_are_used() {
+        let leases = leases(&Arc::default());
+        let of_key = |key: &str| {
+            let check = hot();
+            let pair = Pair::new(PartitionKey::new("user", key), check.pairs()[0].policy.clone(), 1);
+            check.with_pairs([pair].into())
+        };
+        for i in 0..4_000 {
+            assert!(!is_leased(&leases, &of_key(&i.to_string())).await);
+        }
+        let asked = of_key("asked");
+        assert!(!is_leased(&leases, &asked).await);
+        let mut in_flight = ask(miss(&leases, &asked), &asked, |_| pending());
+        assert!(!is_decided(&mut in_flight));
+        let [pairs, room] = leases.pairs();
+        assert!(pairs == 4_001 && room >= 4_001, "{pairs}, {room}");
+        // The tenant uses its lease all the time.
+        let check = hot();
+        let (mut granted, mut in_a_row, mut most) = (0, 0, 0);
+        for _ in 0..2_500 {
+            if is_leased(&leases, &check).await {
+                (granted, in_a_row) = (granted + 1, in_a_row + 1);
+                most = most.max(in_a_row);
+            } else {
+                in_a_row = 0;
+            }
+            tokio::time::advance(Duration::from_millis(20)).await;
+        }
+        let [pairs, room] = leases.pairs();
+        assert!(pairs == 2 && room <= 64 * 28, "{pairs}, {room}");
+        assert!(granted > 1_000 && most > 10, "{granted}, {most}");
+        assert!(matches!(leases.lookup(&asked), LeaseLookup::Miss(_)));
+        assert_eq!(leases.pairs()[0], pairs, "the pair of the request is stored");
+        drop(in_flight);
+    }
+
     #[test]
     fn lease_outside_runtime_is_returned_by_next_task() {
         let leases = leases(&Arc::default());

@@ -2,7 +2,10 @@
 
 use std::{
     borrow::Cow,
-    sync::{Arc, MutexGuard, Weak},
+    sync::{
+        Arc, MutexGuard, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -37,6 +40,10 @@ const SHARDS: usize = 64;
 const MAX_PAIRS_OF_SHARD: usize = 1_024;
 /// A pair that was not used for this time makes room for another one. A full shard is searched at most this often.
 const KEEP_IDLE: LocalMicros = 1_000_000;
+/// A pair that was not used for this time leaves. It would lease again after few checks.
+const FORGET_IDLE: LocalMicros = 10_000_000;
+/// The idle pairs of one more shard are removed at most this often: those of all shards once in a second.
+const SWEEP: LocalMicros = 1 << 14;
 
 /// A number for each pair of a check.
 pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
@@ -74,6 +81,10 @@ pub(crate) struct Leases {
     pub(super) events: Arc<LimiterEvents>,
     /// The permits of the checks that wait for lease requests.
     pub(super) waits: Semaphore,
+    /// When the idle pairs of one more shard were removed.
+    swept_at: AtomicU64,
+    /// How many times this was done.
+    swept: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -114,7 +125,19 @@ impl Leases {
         let shards = (0..SHARDS).map(|_| Lock::default()).collect();
         let waits = Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS));
         let timers = ReturnTimers::default();
-        Self { clock, shards, timers, runtime: Lock::default(), namespace, queue, events, waits }
+        let (swept_at, swept) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Self {
+            clock,
+            shards,
+            timers,
+            runtime: Lock::default(),
+            namespace,
+            queue,
+            events,
+            waits,
+            swept_at,
+            swept,
+        }
     }
 
     /// Admits a check from leases, if every pair has leased units for it. Returns also whether to ask for units of the next bucket.
@@ -162,6 +185,7 @@ impl Leases {
     pub(super) fn next_step(&self, check: &Check, deadline: Duration) -> Step {
         let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
+        self.sweep(now);
         let earliest = now.saturating_sub(deadline.as_micros() as LocalMicros);
         let mut _replaced = OfPairs::new();
         let mut shard = self.shard(&key);
@@ -299,6 +323,18 @@ impl Leases {
         at
     }
 
+    /// Removes the idle pairs of the next shard, from time to time. Otherwise, those of a flood of keys would stay.
+    fn sweep(&self, now: LocalMicros) {
+        let last = self.swept_at.load(Ordering::Relaxed);
+        if now < last + SWEEP {
+            return;
+        }
+        if self.swept_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let next = self.swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            self.shards[next].lock().remove_idle(now.saturating_sub(FORGET_IDLE));
+        }
+    }
+
     fn return_units(&self, leftovers: impl IntoIterator<Item = RefundPair>) {
         let mut leftovers = leftovers.into_iter().peekable();
         if leftovers.peek().is_none() {
@@ -312,6 +348,16 @@ impl Leases {
             let units = pair.units;
             self.queue.return_units(Refund::from_pairs(self.namespace.clone(), [pair]), units);
         }
+    }
+
+    /// Returns the number of pairs, and of those for which there is memory.
+    #[cfg(test)]
+    pub(super) fn pairs(&self) -> [usize; 2] {
+        let sizes = self.shards.iter().map(|shard| {
+            let entries = &shard.lock().entries;
+            [entries.len(), entries.capacity()]
+        });
+        sizes.fold([0, 0], |[pairs, room], [more, more_room]| [pairs + more, room + more_room])
     }
 
     fn shard(&self, key: &PartitionKey) -> MutexGuard<'_, Shard> {
@@ -406,6 +452,14 @@ impl Shard {
         self.requests
     }
 
+    /// Removes the pairs that are idle since this instant, and frees memory if most of it is unused.
+    fn remove_idle(&mut self, since: LocalMicros) {
+        self.entries.retain(|entry| !entry.is_idle_since(since));
+        if self.entries.capacity() > 28 && self.entries.len() < self.entries.capacity() / 8 {
+            self.entries.shrink_to(self.entries.len() * 2, |entry| entry.key.hash_code());
+        }
+    }
+
     /// Adds the entry of a pair, if there is room.
     fn insert(&mut self, key: &PartitionKey, policy: &Policy, now: LocalMicros) {
         if self.entries.len() >= MAX_PAIRS_OF_SHARD {
@@ -413,10 +467,10 @@ impl Shard {
                 return;
             }
             self.searched = now;
-            self.entries.retain(|entry| !entry.is_idle_since(now.saturating_sub(KEEP_IDLE)));
+            self.remove_idle(now.saturating_sub(KEEP_IDLE));
         }
         if self.entries.len() < MAX_PAIRS_OF_SHARD {
-            let entry = LeasedPair::new(key.clone(), policy.clone());
+            let entry = LeasedPair::new(key.clone(), policy.clone(), now);
             self.entries.insert_unique(key.hash_code(), entry, |entry| entry.key.hash_code());
         }
     }
