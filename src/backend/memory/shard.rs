@@ -191,12 +191,17 @@ impl KeyShard {
             let Some((_, group)) = self.due.first().filter(|(due, _)| *due <= now) else { break };
             self.inspect_group(group, now);
         }
+        self.shrink();
+        stored - self.slots.len()
+    }
+
+    /// Frees memory if most of it is unused.
+    fn shrink(&mut self) {
         if self.slots.capacity() > 1_024 && self.slots.len() < self.slots.capacity() / 8 {
             let kept = self.slots.len() * 2;
             self.slots.shrink_to(kept);
             self.due.shrink_to(kept.div_ceil(GROUP));
         }
-        stored - self.slots.len()
     }
 
     /// Removes the partition keys of a group that are idle at `now`, at most twice as many as a group has, and notes when the next one is
@@ -227,6 +232,7 @@ impl KeyShard {
             return false;
         }
         self.remove(index);
+        self.shrink();
         true
     }
 
@@ -480,6 +486,22 @@ mod tests {
             assert_eq!(shard.evict(&PartitionKey::new("user", key), SECOND, 0.5), Some(1));
             assert_eq!(shard.first_due(), next_due);
         }
+    }
+
+    #[test]
+    fn released_keys_free_table() {
+        let (mut shard, policy) = (KeyShard::default(), Policy::in_flight("p", 10).unwrap());
+        let checks: Vec<Check> = (0..4_096).map(|i| check(&i.to_string(), &policy)).collect();
+        checks.iter().for_each(|check| decide(&mut shard, check, SECOND));
+        assert!(shard.slots.capacity() >= 4_096);
+        for check in &checks[4..] {
+            let key = &check.pairs()[0].key;
+            let index = shard.slots.index_of(key).unwrap();
+            shard.reset(index, check.scope(), &policy);
+            assert!(shard.remove_if_idle(key, SECOND));
+        }
+        assert_eq!(shard.slots.len(), 4);
+        assert!(shard.slots.capacity() <= 1_024, "{}", shard.slots.capacity());
     }
 
     /// Otherwise, a key with three policies would take six times the memory of a key with one.
