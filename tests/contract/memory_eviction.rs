@@ -207,13 +207,22 @@ fn eviction_takes_smallest_of_largest_shares() {
 }
 
 #[test]
-fn eviction_counts_by_current_quota() {
-    let backend = bounded(2);
+fn eviction_counts_by_smallest_quota_of_usage() {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::with_max_keys(2).unwrap().with_clock(&clock);
     assert_eq!(charge(&backend, 0, &policy("p", 10), 4), Ok(true), "the bound has room");
     assert_eq!(charge(&backend, 1, &policy("p", 10), 4), Ok(true), "the bound has room");
     // The quota of key 0 is lowered, so that it uses more than half of it. That of key 1 is raised.
     assert_eq!(charge(&backend, 0, &policy("p", 5), 1), Ok(true), "the last unit of the lowered quota");
     assert_eq!(charge(&backend, 1, &policy("p", 100), 10), Ok(true), "the raised quota has room");
+    assert_eq!(
+        charge(&backend, 2, &policy("p", 5), 5),
+        Err(Reason::Full),
+        "both use half of a quota or more"
+    );
+    clock.advance(WINDOW);
+    assert_eq!(charge(&backend, 1, &policy("p", 100), 14), Ok(true), "all usage has left");
+    assert_eq!(charge(&backend, 0, &policy("p", 5), 5), Ok(true), "the lowered quota");
     assert_eq!(charge(&backend, 2, &policy("p", 5), 5), Ok(true), "key 1 is below half of its raised quota");
     assert_eq!(
         (used(&backend, 0, &policy("p", 5)), evicted(&backend)),
@@ -515,7 +524,7 @@ fn shadow_charge_keeps_enforced_usage_from_eviction() {
     }
 }
 
-/// After a reload, a key counts by the quota of its last charge.
+/// After a reload, a key counts by the lower quota.
 #[test]
 fn lower_quota_of_several_charges_keeps_key_from_eviction() {
     for (ten, four) in every_algorithm().into_iter().zip(every_algorithm_with_quota(4)) {

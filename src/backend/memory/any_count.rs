@@ -1,10 +1,10 @@
 //! The count of one pair, of any type of policy, and the decision of a check of this pair alone.
 
-use std::ops::Deref;
+use std::{num::NonZeroU32, ops::Deref};
 
 use super::{
     count::{Count, UsageReading},
-    terms::Term,
+    terms::{SmallestQuota, Term},
 };
 use crate::{
     backend::generation::Generations,
@@ -15,10 +15,9 @@ use crate::{
 
 macro_rules! define_any_count {
     ($($(#[$attribute:meta])* $variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
-        /// The usage of one partition key under one policy of any type, and whether only shadow pairs were charged: such usage
-        /// does not protect the key from an eviction. An empty one means the same as none.
+        /// The usage of one partition key under one policy of any type, with its [`SmallestQuota`]. An empty one means the same as none.
         pub(super) enum AnyCount {
-            $($(#[$attribute])* $variant(super::$module::$variant, bool),)*
+            $($(#[$attribute])* $variant(super::$module::$variant, SmallestQuota),)*
         }
 
         /// The usage at one instant.
@@ -31,7 +30,7 @@ macro_rules! define_any_count {
             pub(super) fn empty(policy: &Policy) -> &'static Self {
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
-                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, true);
+                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, None);
                         &EMPTY
                     })*
                 }
@@ -40,26 +39,26 @@ macro_rules! define_any_count {
             /// Returns the count that was packed with this term.
             #[inline]
             pub(super) fn of_term(words: [u64; 2], term: &Term) -> Self {
-                Self::unpack(words, &term.policy, term.is_shadow)
+                Self::unpack(words, &term.policy, term.smallest)
             }
 
             #[inline]
-            fn unpack(words: [u64; 2], policy: &Policy, is_shadow: bool) -> Self {
+            fn unpack(words: [u64; 2], policy: &Policy, smallest: SmallestQuota) -> Self {
                 match policy.algorithm() {
-                    $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::unpack(words, policy), is_shadow),)*
+                    $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::unpack(words, policy), smallest),)*
                 }
             }
 
             /// Decides a check of one pair, which is not stored. Returns `None` if the record is full.
             pub(super) fn decide_new(check: &mut Single<'_>) -> Option<PackedCount> {
-                let PairRef { policy, is_shadow, .. } = *check.pair;
+                let (policy, smallest) = (check.pair.policy, enforced(*check.pair));
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
                         let mut count = super::$module::$variant::EMPTY;
                         check.decide(&mut count)?;
                         Some(match count.pack(policy) {
-                            Some(words) => PackedCount::Words { words, is_shadow },
-                            None => PackedCount::Count(Self::$variant(count, is_shadow)),
+                            Some(words) => PackedCount::Words { words, smallest },
+                            None => PackedCount::Count(Self::$variant(count, smallest)),
                         })
                     })*
                 }
@@ -83,18 +82,17 @@ macro_rules! define_any_count {
                 }
             }
 
-            /// Returns whether only shadow pairs were charged.
-            pub(super) fn is_shadow(&self) -> bool {
+            pub(super) fn smallest(&self) -> SmallestQuota {
                 match self {
-                    $($(#[$attribute])* Self::$variant(_, is_shadow) => *is_shadow,)*
+                    $($(#[$attribute])* Self::$variant(_, smallest) => *smallest,)*
                 }
             }
 
-            /// Notes that a pair was charged.
+            /// Notes that a check has charged its pair.
             #[inline]
-            pub(super) fn note_charge(&mut self, by_shadow: bool) {
+            pub(super) fn note_charge(&mut self, check: &Single<'_>) {
                 match self {
-                    $($(#[$attribute])* Self::$variant(_, is_shadow) => *is_shadow &= by_shadow,)*
+                    $($(#[$attribute])* Self::$variant(_, smallest) => *smallest = check.smallest_with(*smallest),)*
                 }
             }
 
@@ -153,9 +151,15 @@ macro_rules! define_any_count {
 }
 for_each_type!(define_any_count);
 
-/// A count, in two words if they are enough, with its mark.
+/// Returns the quota of a pair, if it is enforced.
+#[inline]
+fn enforced(pair: PairRef<'_>) -> SmallestQuota {
+    NonZeroU32::new(pair.policy.quota_units()).filter(|_| !pair.is_shadow)
+}
+
+/// A count, in two words if they are enough, with its smallest quota.
 pub(super) enum PackedCount {
-    Words { words: [u64; 2], is_shadow: bool },
+    Words { words: [u64; 2], smallest: SmallestQuota },
     Count(AnyCount),
 }
 
@@ -174,7 +178,7 @@ impl PackedCount {
     /// Returns the count, whose last charge was of this policy.
     pub(super) fn unpacked(self, policy: &Policy) -> AnyCount {
         match self {
-            Self::Words { words, is_shadow } => AnyCount::unpack(words, policy, is_shadow),
+            Self::Words { words, smallest } => AnyCount::unpack(words, policy, smallest),
             Self::Count(count) => count,
         }
     }
@@ -250,25 +254,42 @@ impl<'a> Single<'a> {
         &mut self,
         words: &mut [u64; 2],
         term: &Term,
-        any_count: fn(C, bool) -> AnyCount,
+        any_count: fn(C, SmallestQuota) -> AnyCount,
     ) -> PackedOutcome {
-        let PairRef { policy, is_shadow, .. } = *self.pair;
+        let policy = self.pair.policy;
         let mut count = C::unpack(*words, &term.policy);
         match self.decide(&mut count) {
             None => return PackedOutcome::Full,
             Some(false) => return PackedOutcome::Stays,
             Some(true) => {}
         }
-        // The charge of an enforcing pair clears the mark.
-        let is_shadow = is_shadow && term.is_shadow;
+        let smallest = self.smallest_with(term.smallest);
         match count.pack(policy) {
-            Some(charged) if term.is_for(policy, is_shadow) => {
+            Some(charged) if term.is_for(policy, smallest) => {
                 *words = charged;
                 PackedOutcome::Stays
             }
-            Some(words) => PackedOutcome::Replaced(PackedCount::Words { words, is_shadow }),
-            None => PackedOutcome::Replaced(PackedCount::Count(any_count(count, is_shadow))),
+            Some(words) => PackedOutcome::Replaced(PackedCount::Words { words, smallest }),
+            None => PackedOutcome::Replaced(PackedCount::Count(any_count(count, smallest))),
         }
+    }
+
+    /// Returns the smallest quota of a usage after the charge of the check.
+    #[inline]
+    fn smallest_with(&self, before: SmallestQuota) -> SmallestQuota {
+        let own = enforced(*self.pair);
+        // Usually all charges are of one quota.
+        if before == own { own } else { self.smallest_of(before, own) }
+    }
+
+    #[cold]
+    fn smallest_of(&self, before: SmallestQuota, own: SmallestQuota) -> SmallestQuota {
+        let charged = u64::from(self.standing.remaining) + u64::from(self.pair.cost);
+        // Nothing was used before the charge.
+        if charged == u64::from(self.pair.policy.quota_units()) {
+            return own;
+        }
+        before.into_iter().chain(own).min()
     }
 
     /// Returns whether the check charges the pair, or would charge it if it were no peek.

@@ -147,3 +147,93 @@ impl MemoryState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::{
+        MemoryBackend, PartitionKey, Policy,
+        backend::{Check, Pair, Reason},
+        policy::{Algorithm, Rate},
+    };
+
+    /// Decides a check of one pair, and returns whether it was admitted.
+    fn charge(memory: &MemoryBackend, pair: Pair) -> Result<bool, Reason> {
+        let decided = memory.decide(&Check::new([pair]).unwrap());
+        decided.map(|decision| decision.is_admitted()).map_err(|error| error.reason())
+    }
+
+    fn with_quota(quota: u32) -> [Policy; 3] {
+        let log = Policy::new("calls", quota, Duration::from_secs(3_600)).unwrap();
+        let bucket = Algorithm::TokenBucket { rate: Rate::new(quota, Duration::from_secs(3_600)) };
+        let [window, bucket] =
+            [Algorithm::FixedWindow, bucket].map(|algorithm| log.clone().with_algorithm(algorithm).unwrap());
+        [log, window, bucket]
+    }
+
+    fn pair(key: &str, policy: &Policy, cost: u32) -> Pair {
+        Pair::new(PartitionKey::new("user", key), policy.clone(), cost)
+    }
+
+    /// Otherwise, a client at the limit of a class would reset it by one request of another class, and by inventing keys. One charge and
+    /// several have forms of their own.
+    #[test]
+    fn charge_of_larger_quota_keeps_key_from_eviction() {
+        for all in with_quota(100) {
+            let batch = all.clone().headroom_percent(60).unwrap();
+            for costs in [&[39][..], &[20, 10, 9]] {
+                let memory = MemoryBackend::with_max_keys(1).unwrap();
+                costs.iter().for_each(|cost| assert_eq!(charge(&memory, pair("a", &batch, *cost)), Ok(true)));
+                assert_eq!(charge(&memory, pair("a", &all, 1)), Ok(true), "{all:?}");
+                assert_eq!(charge(&memory, pair("b", &all, 45)), Err(Reason::Full), "{all:?} {costs:?}");
+                assert_eq!(charge(&memory, pair("a", &batch, 1)), Ok(false), "{all:?}");
+                assert_eq!(charge(&memory, pair("a", &all, 1)), Ok(true), "{all:?}");
+                assert_eq!(charge(&memory, pair("b", &all, 45)), Err(Reason::Full), "{all:?} {costs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn shadow_charge_of_any_quota_does_not_decide_about_eviction() {
+        for ((ten, hundred), small) in with_quota(10).into_iter().zip(with_quota(100)).zip(with_quota(2)) {
+            let memory = MemoryBackend::with_max_keys(1).unwrap();
+            assert_eq!(charge(&memory, pair("a", &ten, 5)), Ok(true));
+            assert_eq!(charge(&memory, pair("a", &hundred, 1).shadow()), Ok(true));
+            assert_eq!(charge(&memory, pair("b", &ten, 1)), Err(Reason::Full), "{ten:?}");
+            let memory = MemoryBackend::with_max_keys(1).unwrap();
+            assert_eq!(charge(&memory, pair("a", &ten, 1)), Ok(true));
+            assert_eq!(charge(&memory, pair("a", &small, 1).shadow()), Ok(true));
+            assert_eq!(charge(&memory, pair("b", &ten, 1)), Ok(true), "{ten:?}: less than half of the quota");
+        }
+    }
+
+    /// A raised quota counts once the usage of the smaller one has left.
+    #[test]
+    fn smaller_quota_is_forgotten_with_its_usage() {
+        for (small, large) in with_quota(4).into_iter().zip(with_quota(100)) {
+            let memory = MemoryBackend::with_max_keys(1).unwrap();
+            let window = Duration::from_millis(40);
+            let [small, large] = [small, large].map(|policy| match policy.algorithm() {
+                Algorithm::TokenBucket { .. } => {
+                    let (name, quota) = (policy.name(), policy.quota().unwrap());
+                    Policy::token_bucket(name, quota, Rate::new(quota, window)).unwrap()
+                }
+                algorithm => {
+                    let policy = Policy::new(policy.name(), policy.quota().unwrap(), window).unwrap();
+                    policy.with_algorithm(algorithm).unwrap()
+                }
+            });
+            // The other policy keeps the key, so that no idle key is removed.
+            let day = Policy::new("day", 1_000, Duration::from_secs(86_400)).unwrap();
+            let both = |policy: &Policy, cost| {
+                let check = Check::new([pair("a", &day, 1), pair("a", policy, cost)]).unwrap();
+                memory.decide(&check).unwrap().is_admitted()
+            };
+            assert!(both(&small, 4));
+            std::thread::sleep(2 * window);
+            assert!(both(&large, 4));
+            assert_eq!(charge(&memory, pair("b", &large, 1)), Ok(true), "{large:?}");
+        }
+    }
+}

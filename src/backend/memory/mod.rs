@@ -52,7 +52,8 @@ for_each_type!(declare_types);
 ///
 /// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a few take longer: those
 /// that remove keys with many records; at the bound, a new key with which the check searches all shards for idle keys that are due; and a
-/// new key with which the table of its shard grows, because the check then hashes all keys of this shard.
+/// new key with which the table of its shard grows, because the check then hashes all keys of this shard. With a log of a million records, a
+/// refund takes up to 0.8 ms, and a charge with which all of them expire 1 ms.
 ///
 /// # Bound on partition keys
 ///
@@ -60,8 +61,9 @@ for_each_type!(declare_types);
 /// [unverified header](crate::header), can reach it. At the bound, a *new* key needs the room of another one:
 ///
 /// 1. The backend removes idle keys.
-/// 2. If there is none, it samples eight keys. Each key counts by its largest share of a quota in use, over its policies. The
-///    backend evicts the sampled key with the smallest share, if the share is below one half, and the key does not belong to the
+/// 2. If there is none, it samples eight keys. Each key counts by its largest share of a quota in use, over its policies. If several
+///    quotas of one policy have charged a usage, as with a [headroom](crate::Policy::headroom_percent), the smallest one counts until nothing
+///    is used. The backend evicts the sampled key with the smallest share, if the share is below one half, and the key does not belong to the
 ///    current check. [`evicted_keys`](Self::evicted_keys) and [`evicted_units`](Self::evicted_units) count what was lost.
 /// 3. If no sampled key qualifies, the check returns [`Reason::Full`](crate::backend::Reason::Full). Checks of the stored keys
 ///    continue.

@@ -1,18 +1,14 @@
 //! What a shard stores of one partition key: a count for every policy. Most keys are short, and most counts are two words. Such a key needs
 //! no memory of its own for one policy, and three words for each of several.
 
-use std::{mem, slice};
+use std::{mem, num::NonZeroU32, slice};
 
 use super::{
     any_count::{AnyCount, PackedCount, Single},
     key_map::Keyed,
     terms::{Term, TermTable},
 };
-use crate::{
-    check::{Namespace, PairRef},
-    key::PartitionKey,
-    policy::Policy,
-};
+use crate::{check::Namespace, key::PartitionKey, policy::Policy};
 
 /// The length of the longest key that a slot holds itself.
 const SHORT: usize = 37;
@@ -275,15 +271,16 @@ impl KeySlot {
         used
     }
 
-    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota, and so is a unit in flight.
+    /// Returns the largest share of a quota in use, over all policies: of the smallest quota that was enforced on the usage. 1 is a whole quota, and
+    /// so is a unit in flight.
     pub(super) fn share(&self, terms: &TermTable, now: u64) -> f64 {
         let mut largest: f64 = 0.0;
         self.each_count(terms, |policy, count| {
             // A key with held units is never evicted, because their release would return the units of others.
             let is_held = policy.properties().is_held;
-            if is_held || !count.is_shadow() {
-                let used = count.read(now, policy).used() as f64;
-                largest = largest.max(used / if is_held { 1.0 } else { f64::from(policy.quota_units()) });
+            let whole = if is_held { Some(1) } else { count.smallest().map(NonZeroU32::get) };
+            if let Some(whole) = whole {
+                largest = largest.max(count.read(now, policy).used() as f64 / f64::from(whole));
             }
         });
         largest
@@ -361,8 +358,8 @@ impl TermCount {
         policy: &Policy,
         count: &PackedCount,
     ) -> Option<Self> {
-        let PackedCount::Words { words, is_shadow } = *count else { return None };
-        Some(Self { term: terms.acquire(namespace, policy, is_shadow)?, words })
+        let PackedCount::Words { words, smallest } = *count else { return None };
+        Some(Self { term: terms.acquire(namespace, policy, smallest)?, words })
     }
 }
 
@@ -472,19 +469,13 @@ impl PairCount {
     pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
         self.count.decide(check)?;
         if check.changes() {
-            self.note_charge(*check.pair);
+            if self.policy != *check.pair.policy {
+                self.policy = check.pair.policy.clone();
+            }
+            // A client must not make its usage evictable by a request in shadow mode, or of a larger quota.
+            self.count.note_charge(check);
         }
         Some(())
-    }
-
-    /// Notes whose charge is the last one.
-    #[inline]
-    fn note_charge(&mut self, pair: PairRef<'_>) {
-        if self.policy != *pair.policy {
-            self.policy = pair.policy.clone();
-        }
-        // A client must not make its enforced usage evictable by a request in shadow mode.
-        self.count.note_charge(pair.is_shadow);
     }
 
     pub(super) fn idle_at(&self) -> u64 {
@@ -539,7 +530,7 @@ mod tests {
             (Namespace::default(), Policy::new("p", 5, Duration::from_secs(1)).unwrap());
         for length in (0..=50).chain([300]) {
             let bytes = vec![b'x'; length];
-            let count = PackedCount::Words { words: [0; 2], is_shadow: false };
+            let count = PackedCount::Words { words: [0; 2], smallest: None };
             let key = PartitionKey::from_bytes(&bytes);
             let slot = KeySlot::new(terms, &key, &namespace, &policy, count);
             assert!(slot.has_key(&key), "{length} bytes");
@@ -569,7 +560,7 @@ mod tests {
         let checks = names.map(check);
         let count = |check: &Check| {
             let policy = &check.pairs()[0].policy;
-            PairCount::new(check.scope(), policy, PackedCount::Words { words: [0; 2], is_shadow: false })
+            PairCount::new(check.scope(), policy, PackedCount::Words { words: [0; 2], smallest: None })
         };
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {

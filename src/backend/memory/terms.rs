@@ -1,5 +1,7 @@
 //! The policies of the packed counts of a shard. So a count states its policy in one byte.
 
+use std::num::NonZeroU32;
+
 use crate::{check::Namespace, policy::Policy};
 
 /// The largest number of terms. A search reads all of them.
@@ -9,13 +11,16 @@ const MAX_TERMS: usize = 64;
 #[derive(Default)]
 pub(super) struct TermTable(Vec<Term>);
 
+/// The smallest quota of the enforcing pairs that have charged a usage, since nothing was used. The share of this quota decides whether the
+/// usage protects its key from an eviction. `None` if only shadow pairs were charged: such usage does not protect it.
+pub(super) type SmallestQuota = Option<NonZeroU32>;
+
 /// What a packed count does not state.
 pub(super) struct Term {
     pub(super) namespace: Namespace,
     /// With the quota and the algorithm of the last charge.
     pub(super) policy: Policy,
-    /// Whether only shadow pairs were charged.
-    pub(super) is_shadow: bool,
+    pub(super) smallest: SmallestQuota,
     /// How many counts have this term. At 0, another term may take its place.
     counts: u32,
 }
@@ -28,12 +33,17 @@ impl TermTable {
     }
 
     /// Returns the number of the term of one more count, or `None` if there are too many terms.
-    pub(super) fn acquire(&mut self, namespace: &Namespace, policy: &Policy, is_shadow: bool) -> Option<u8> {
-        let is_same = |term: &Term| term.is_for(policy, is_shadow) && term.namespace == *namespace;
+    pub(super) fn acquire(
+        &mut self,
+        namespace: &Namespace,
+        policy: &Policy,
+        smallest: SmallestQuota,
+    ) -> Option<u8> {
+        let is_same = |term: &Term| term.is_for(policy, smallest) && term.namespace == *namespace;
         let known = self.0.iter().position(is_same);
         let index = known.or_else(|| self.0.iter().position(|term| term.counts == 0)).unwrap_or(self.0.len());
         if known.is_none() {
-            let term = Term { namespace: namespace.clone(), policy: policy.clone(), is_shadow, counts: 0 };
+            let term = Term { namespace: namespace.clone(), policy: policy.clone(), smallest, counts: 0 };
             match self.0.get_mut(index) {
                 Some(unused) => *unused = term,
                 None if index < MAX_TERMS => self.0.push(term),
@@ -58,11 +68,11 @@ impl TermTable {
 }
 
 impl Term {
-    /// Returns whether a count of this policy and this mark has this term, if the namespace is the same.
+    /// Returns whether a count of this policy and this smallest quota has this term, if the namespace is the same.
     #[inline]
-    pub(super) fn is_for(&self, policy: &Policy, is_shadow: bool) -> bool {
+    pub(super) fn is_for(&self, policy: &Policy, smallest: SmallestQuota) -> bool {
         // Usually a clone of the policy is stored. So most callers need not call the comparison of policies.
-        self.is_shadow == is_shadow && (self.policy.is_same(policy) || self.policy == *policy)
+        self.smallest == smallest && (self.policy.is_same(policy) || self.policy == *policy)
     }
 
     /// Returns whether a count of this term counts a policy.
