@@ -544,7 +544,8 @@ impl<'de> Deserialize<'de> for NamedTiers {
 
 impl<'de> Deserialize<'de> for PolicyTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let TableForm { default, tiers: NamedTiers(named) } = deserializer.deserialize_map(TableVisitor)?;
+        let TableForm { default, tiers: NamedTiers(named) } =
+            deserializer.deserialize_struct("PolicyTable", &["default", "tiers"], TableVisitor)?;
         Ok(Self::from_entries(TierEntries { default, named }))
     }
 }

@@ -1,6 +1,6 @@
 //! Policies in TOML and JSON: what a file may contain, and the texts of its errors.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use serde_json::json;
 use tower_sliding_window::{
@@ -509,7 +509,7 @@ fn json_error_shows_line_of_value() {
     // The list that a form without names would be.
     assert_eq!(
         json_error(r#"["unlimited", {}]"#),
-        "invalid type: sequence, expected a policy table, with the fields `default` and `tiers` at line 1 column 0"
+        "invalid type: sequence, expected a policy table, with the fields `default` and `tiers` at line 1 column 1"
     );
     // The name of the policy is not known yet.
     assert_eq!(
@@ -562,4 +562,20 @@ fn incomplete_table_is_an_error() {
     let nine: Vec<_> = (0..9).map(|i| json!({"name": i.to_string(), "quota": 1, "window": "1s"})).collect();
     let error = serde_json::from_value::<Policies>(json!(nine)).unwrap_err().to_string();
     assert_eq!(error, "9 policies: a limiter needs 1 to 8 policies");
+}
+
+/// The fields of a table may be beside other settings.
+#[test]
+fn table_is_a_flattened_part_of_settings() {
+    #[derive(serde::Deserialize)]
+    struct Settings {
+        port: u16,
+        #[serde(flatten)]
+        limits: PolicyTable,
+        #[serde(flatten)]
+        rest: HashMap<String, toml::Value>,
+    }
+    let settings: Settings = toml::from_str(&format!("port = 80\nhost = \"a\"\n{TOML}")).unwrap();
+    assert_eq!((settings.port, settings.rest.contains_key("host")), (80, true));
+    assert!(matches!(settings.limits.pick("internal"), Tier::Unlimited));
 }
