@@ -115,7 +115,7 @@ fn nonzero_hash(bytes: &[u8]) -> NonZeroU64 {
     NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MIN)
 }
 
-/// The value of a key: a text or bytes. It exists for its error message, and all texts and bytes implement it.
+/// The value of a key: a text or bytes. It exists for its error message, and every `AsRef<[u8]>` implements it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not the value of a key",
     label = "expected a text or bytes",

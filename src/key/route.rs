@@ -70,8 +70,8 @@ pub struct PathParam {
 /// # Errors
 ///
 /// Returns [`ConfigError::InvalidRoute`] unless each route begins with `/`, has no segment that begins with `:` or `*`, and contains
-/// the parameter; or if a route has more than 25 parameters, cannot be parsed, contains `?`, `#`, ASCII white space or an ASCII control character, or
-/// conflicts with another one. Returns [`ConfigError::InvalidValue`] if there are no routes.
+/// the parameter; or if a route has more than 25 parameters, has a brace that is not closed, cannot be parsed, contains `?`, `#`, ASCII
+/// white space or an ASCII control character, or conflicts with another one. Returns [`ConfigError::InvalidValue`] if there are no routes.
 pub fn path_param(name: &str, routes: impl TextList) -> Result<PathParam, ConfigError> {
     let (mut router, mut is_empty) = (matchit::Router::new(), true);
     for route in routes {
