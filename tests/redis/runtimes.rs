@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{Arc, mpsc},
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
     time::Duration,
@@ -220,24 +220,45 @@ fn check_survives_end_of_runtime_that_connects() {
     }
 }
 
-/// The thread of the units in flight has a runtime of its own.
+/// The thread of the units in flight has a runtime and a clock of its own.
 #[test]
-fn drain_outside_tokio_waits_for_releases() {
+fn drain_outside_tokio_or_with_paused_time_waits_for_releases() {
+    let server = Server::start(Engine::Redis);
+    let (runtime, paused) =
+        (runtime(), Builder::new_current_thread().enable_all().start_paused(true).build());
+    let exports = Policy::in_flight("exports", 1).unwrap().hold_time(HOUR).unwrap();
+    let limiter = limiter(runtime.block_on(in_mode(&server.url(), Merging::Off)), [exports]);
+    let acquire = || runtime.block_on(limiter.check(alice())).unwrap();
+    drop(acquire());
+    block_on_std(limiter.drain());
+    let held = acquire();
+    assert!(held.is_admitted(), "the unit is released");
+    paused.unwrap().block_on(async {
+        drop(held);
+        limiter.drain().await;
+    });
+    assert!(acquire().is_admitted(), "the unit is released");
+}
+
+/// A release that is given up ends the wait, although no call does.
+#[test]
+fn drain_outside_tokio_ends_without_server() {
     let server = Server::start(Engine::Redis);
     let runtime = runtime();
-    let holding = |name: &str, hold_time| {
-        let exports = Policy::in_flight(name, 1).unwrap().hold_time(hold_time).unwrap();
-        limiter(runtime.block_on(in_mode(&server.url(), Merging::Off)), [exports])
-    };
-    let long = holding("exports", HOUR);
-    drop(runtime.block_on(long.check(alice())).unwrap());
-    block_on_std(long.drain());
-    assert!(runtime.block_on(long.check(alice())).unwrap().is_admitted(), "the unit is released");
-
-    // No release is confirmed: a call that fails ends the wait as well.
-    let short = holding("other", Duration::from_secs(1));
-    let held = runtime.block_on(short.check(alice())).unwrap();
+    let exports = Policy::in_flight("exports", 2).unwrap().hold_time(Duration::from_secs(1)).unwrap();
+    let backend = runtime.block_on(in_mode(&server.url(), Merging::Off));
+    let limiter = Limiter::builder(backend).policy(exports).breaker(None).deny_cache(None);
+    let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
+    let held = runtime.block_on(limiter.check(alice())).unwrap();
+    // Whether this check has run is not known.
+    server.signal(libc::SIGSTOP);
+    assert!(runtime.block_on(limiter.check(alice())).is_err());
     drop(server);
     drop(held);
-    block_on_std(short.drain());
+    let (ended, is_drained) = mpsc::channel();
+    thread::spawn(move || {
+        block_on_std(limiter.drain());
+        let _ = ended.send(());
+    });
+    is_drained.recv_timeout(Duration::from_secs(30)).expect("the drain ends");
 }

@@ -39,7 +39,7 @@ pub(super) struct HolderState {
     pub(super) pairs: Lock<HeldPairs>,
     /// Notified when a call may be due.
     pub(super) changed: Notify,
-    /// Notified when a call has ended.
+    /// Notified when a call has ended, and when releases may have been given up.
     pub(super) completed: Notify,
     pub(super) is_closed: AtomicBool,
     pub(super) has_thread: Lock<bool>,
@@ -54,6 +54,8 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
             let mut pairs = state.pairs.lock();
             (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
         };
+        // A release that was given up has no call.
+        state.completed.notify_waiters();
         for call in due {
             let (call, state) = (send(state.id, call), state.clone());
             tokio::spawn(async move {
