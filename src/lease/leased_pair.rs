@@ -260,6 +260,11 @@ impl LeasedPair {
         self.request.is_none() && !self.is_scheduled && self.held.is_none() && self.last_use < instant
     }
 
+    /// Returns the length of two buckets: how long the last use counts in the rate.
+    pub(super) fn two_buckets(&self) -> LocalMicros {
+        self.precision.saturating_mul(2)
+    }
+
     /// Learns what the store has decided for a check of this pair that was no lease request.
     pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: LocalMicros) {
         self.remaining = status.remaining();

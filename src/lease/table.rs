@@ -40,8 +40,9 @@ const SHARDS: usize = 64;
 const MAX_PAIRS_OF_SHARD: usize = 1_024;
 /// A pair that was not used for this time makes room for another one. A full shard is searched at most this often.
 const KEEP_IDLE: LocalMicros = 1_000_000;
-/// A pair that was not used for this time leaves. It would lease again after few checks.
-const FORGET_IDLE: LocalMicros = 10_000_000;
+/// A pair that was not used for two of its buckets leaves, at least and at most after these times. Before, its rate states how many units it
+/// leases.
+const FORGET_IDLE: [LocalMicros; 2] = [10_000_000, 60_000_000];
 /// The idle pairs of one more shard are removed at most this often: those of all shards once in a second.
 const SWEEP: LocalMicros = 1 << 14;
 
@@ -331,7 +332,9 @@ impl Leases {
         }
         if self.swept_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let next = self.swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
-            self.shards[next].lock().remove_idle(now.saturating_sub(FORGET_IDLE));
+            let [least, most] = FORGET_IDLE;
+            let keep = |entry: &LeasedPair| entry.two_buckets().clamp(least, most);
+            self.shards[next].lock().remove_idle(now, keep);
         }
     }
 
@@ -452,9 +455,9 @@ impl Shard {
         self.requests
     }
 
-    /// Removes the pairs that are idle since this instant, and frees memory if most of it is unused.
-    fn remove_idle(&mut self, since: LocalMicros) {
-        self.entries.retain(|entry| !entry.is_idle_since(since));
+    /// Removes the pairs that are idle for the time that `keep` returns, and frees memory if most of it is unused.
+    fn remove_idle(&mut self, now: LocalMicros, keep: impl Fn(&LeasedPair) -> LocalMicros) {
+        self.entries.retain(|entry| !entry.is_idle_since(now.saturating_sub(keep(entry))));
         if self.entries.capacity() > 28 && self.entries.len() < self.entries.capacity() / 8 {
             self.entries.shrink_to(self.entries.len() * 2, |entry| entry.key.hash_code());
         }
@@ -467,7 +470,7 @@ impl Shard {
                 return;
             }
             self.searched = now;
-            self.remove_idle(now.saturating_sub(KEEP_IDLE));
+            self.remove_idle(now, |_| KEEP_IDLE);
         }
         if self.entries.len() < MAX_PAIRS_OF_SHARD {
             let entry = LeasedPair::new(key.clone(), policy.clone(), now);
