@@ -285,8 +285,8 @@ impl<'a> Single<'a> {
     #[cold]
     fn smallest_of(&self, before: SmallestQuota, own: SmallestQuota) -> SmallestQuota {
         let charged = u64::from(self.standing.remaining) + u64::from(self.pair.cost);
-        // Nothing was used before the charge.
-        if charged == u64::from(self.pair.policy.quota_units()) {
+        // Nothing was used before the charge. Beyond the quota, the remaining units do not show it.
+        if charged == u64::from(self.pair.policy.quota_units()) && !self.purpose.exceeds_quota() {
             return own;
         }
         before.into_iter().chain(own).min()

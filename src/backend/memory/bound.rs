@@ -154,7 +154,7 @@ mod tests {
 
     use crate::{
         MemoryBackend, PartitionKey, Policy,
-        backend::{Check, Pair, Reason},
+        backend::{Check, Pair, Purpose, Reason},
         policy::{Algorithm, Rate},
     };
 
@@ -205,6 +205,20 @@ mod tests {
             assert_eq!(charge(&memory, pair("a", &ten, 1)), Ok(true));
             assert_eq!(charge(&memory, pair("a", &small, 1).shadow()), Ok(true));
             assert_eq!(charge(&memory, pair("b", &ten, 1)), Ok(true), "{ten:?}: less than half of the quota");
+        }
+    }
+
+    /// What remains of a quota does not show the usage beyond it.
+    #[test]
+    fn shadow_overage_of_whole_quota_keeps_key_from_eviction() {
+        for (ten, hundred) in with_quota(10).into_iter().zip(with_quota(100)) {
+            for units in [99, 100, 101] {
+                let memory = MemoryBackend::with_max_keys(1).unwrap();
+                assert_eq!(charge(&memory, pair("a", &ten, 10)), Ok(true));
+                let overage = Check::new([pair("a", &hundred, units).shadow()]).unwrap();
+                assert!(memory.decide(&overage.with_purpose(Purpose::Overage)).is_ok());
+                assert_eq!(charge(&memory, pair("b", &ten, 1)), Err(Reason::Full), "{units} of {hundred:?}");
+            }
         }
     }
 

@@ -62,9 +62,10 @@ for_each_type!(declare_types);
 ///
 /// 1. The backend removes idle keys.
 /// 2. If there is none, it samples eight keys. Each key counts by its largest share of a quota in use, over its policies. If several
-///    quotas of one policy have charged a usage, as with a [headroom](crate::Policy::headroom_percent), the smallest one counts until nothing
-///    is used. The backend evicts the sampled key with the smallest share, if the share is below one half, and the key does not belong to the
-///    current check. [`evicted_keys`](Self::evicted_keys) and [`evicted_units`](Self::evicted_units) count what was lost.
+///    quotas of one policy have charged a usage, as with a [headroom](crate::Policy::headroom_percent) or after a change of the quota, the
+///    smallest one counts until nothing is used. The backend evicts the sampled key with the smallest share, if the share is below one half,
+///    and the key does not belong to the current check. [`evicted_keys`](Self::evicted_keys) and [`evicted_units`](Self::evicted_units)
+///    count what was lost.
 /// 3. If no sampled key qualifies, the check returns [`Reason::Full`](crate::backend::Reason::Full). Checks of the stored keys
 ///    continue.
 ///

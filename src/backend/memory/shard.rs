@@ -488,6 +488,24 @@ mod tests {
         }
     }
 
+    /// Otherwise, clients of many tiers would take the packed form from the keys of other policies.
+    #[test]
+    fn few_terms_serve_many_quotas() {
+        let (mut shard, hour) = (KeyShard::default(), Duration::from_secs(3_600));
+        let all = Policy::new("p", 1_000, hour).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap();
+        let classes: Vec<Policy> =
+            (0..16).map(|percent| all.clone().headroom_percent(percent).unwrap()).collect();
+        for (i, first) in classes.iter().enumerate() {
+            for (j, second) in classes.iter().enumerate() {
+                for policy in [first, second] {
+                    decide(&mut shard, &check(&format!("{i} {j}"), policy), SECOND);
+                }
+            }
+        }
+        assert_eq!(shard.terms.counts().count(), classes.len());
+        assert!((0..shard.slots.len()).all(|i| !matches!(shard.slots.get(i), Some(KeySlot::Large { .. }))));
+    }
+
     #[test]
     fn released_keys_free_table() {
         let (mut shard, policy) = (KeyShard::default(), Policy::in_flight("p", 10).unwrap());

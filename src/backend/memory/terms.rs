@@ -18,7 +18,7 @@ pub(super) type SmallestQuota = Option<NonZeroU32>;
 /// What a packed count does not state.
 pub(super) struct Term {
     pub(super) namespace: Namespace,
-    /// With the quota and the algorithm of the last charge.
+    /// With the algorithm of the last charge, and any quota.
     pub(super) policy: Policy,
     pub(super) smallest: SmallestQuota,
     /// How many counts have this term. At 0, another term may take its place.
@@ -68,11 +68,16 @@ impl TermTable {
 }
 
 impl Term {
-    /// Returns whether a count of this policy and this smallest quota has this term, if the namespace is the same.
+    /// Returns whether a count of this policy and this smallest quota has this term, if the namespace is the same. The quota of the last charge
+    /// makes no difference to a stored count, so that few terms serve many quotas of a policy. The rate of a token bucket does.
     #[inline]
     pub(super) fn is_for(&self, policy: &Policy, smallest: SmallestQuota) -> bool {
         // Usually a clone of the policy is stored. So most callers need not call the comparison of policies.
-        self.smallest == smallest && (self.policy.is_same(policy) || self.policy == *policy)
+        self.smallest == smallest && (self.policy.is_same(policy) || self.is_alike(policy))
+    }
+
+    fn is_alike(&self, policy: &Policy) -> bool {
+        self.policy.counts_with(policy) && self.policy.algorithm() == policy.algorithm()
     }
 
     /// Returns whether a count of this term counts a policy.
