@@ -172,7 +172,9 @@ async fn block_reaches_other_process() {
         let server = Server::start(engine);
         let limiters = [(); 2].map(|()| {
             let backend = RedisBackend::lazy(&server.url()).unwrap();
-            Limiter::builder(backend).policy(Policy::gate("stopped").unwrap()).build().unwrap()
+            // A busy machine exceeds the default deadline of 100 ms.
+            let builder = Limiter::builder(backend).policy(Policy::gate("stopped").unwrap());
+            builder.deadline(20 * SECOND).build().unwrap()
         });
         let [operator, service] = &limiters;
         let alice = || PartitionKey::new("user", "alice");
