@@ -128,8 +128,8 @@ pub trait KeyValue: AsRef<[u8]> {}
 impl<V: AsRef<[u8]> + ?Sized> KeyValue for V {}
 
 impl PartitionKey {
-    /// Creates a key of one part. The value is a text or bytes: any `AsRef<[u8]>`. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
-    /// crate never create one.
+    /// Creates a key of one part. The value is a text or bytes: any `AsRef<[u8]>`. Kind and value may contain any bytes. An empty value is
+    /// valid, but the extractors of this crate never create one.
     #[inline]
     pub fn new(kind: &str, value: impl KeyValue) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());

@@ -48,9 +48,9 @@ pub struct PathParam {
 
 /// Counts by a parameter of the path, such as the room in `/rooms/{room}/messages`.
 ///
-/// The routes are a list of texts, in the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer receives:
-/// inside a nested router, axum has removed the prefix. A request to any other path has no key of this kind, and neither has one
-/// with an empty value. The value is percent-decoded, so `%61lice` and `alice` are one key.
+/// The routes are a list of texts, in the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the
+/// layer receives: inside a nested router, axum has removed the prefix. A request to any other path has no key of this kind, and neither
+/// has one with an empty value. The value is percent-decoded, so `%61lice` and `alice` are one key.
 ///
 /// **The client chooses the path.** If it can invent a new value, it gets a new quota. Limit by a parameter alone only if an
 /// earlier layer rejects wrong values. Otherwise, also limit the address. It can also write the value of another client, and use up
