@@ -373,7 +373,7 @@ pub(super) enum Partition {
 /// The usage of one pair.
 pub(super) struct PairCount {
     pub(super) namespace: Namespace,
-    /// With the quota and the algorithm of the last charge.
+    /// With the algorithm of the last charge, and the quota of a charge. No quota changes what is stored.
     pub(super) policy: Policy,
     pub(super) count: AnyCount,
 }
