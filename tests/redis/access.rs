@@ -11,7 +11,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{self, HOUR, Reserved, alice, every_type, limiter, policy, reason, remaining},
+    rig::{self, HOUR, LONG_DEADLINE, Reserved, alice, every_type, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -189,7 +189,7 @@ async fn key_permission_covers_one_namespace() {
         );
 
         let builder = Limiter::builder(backend).policy(policy("hourly", 10, HOUR));
-        let other = builder.namespace("other").build().unwrap();
+        let other = builder.namespace("other").deadline(LONG_DEADLINE).build().unwrap();
         assert!(
             other.check(alice()).await.unwrap().is_admitted(),
             "{engine:?}: the permission covers the namespace `other`"

@@ -157,7 +157,8 @@ async fn deny_cache_answers_during_outage() {
 async fn injected_clock_disables_deny_cache() {
     let server = Server::start(Engine::Redis);
     let (backend, clock) = with_manual_clock(&server).await;
-    let limiter = Limiter::builder(backend).policy(policy("p", 1, SECOND)).build().unwrap();
+    let builder = Limiter::builder(backend).policy(policy("p", 1, SECOND));
+    let limiter = builder.deadline(LONG_DEADLINE).build().unwrap();
     assert!(limiter.check(alice()).await.unwrap().is_admitted(), "the only unit");
     assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "the quota is used");
     clock.advance(SECOND);

@@ -12,7 +12,9 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{self, HOUR, alice, backend, every_algorithm, every_type, limiter, policy, remaining},
+    rig::{
+        self, HOUR, LONG_DEADLINE, alice, backend, every_algorithm, every_type, limiter, policy, remaining,
+    },
 };
 use crate::support::{
     cluster::Cluster,
@@ -41,7 +43,7 @@ async fn stored_keys_match_key_name() {
             for namespace in ["tsw", "shop:eu"] {
                 let builder = Limiter::builder(backend.clone()).namespace(namespace);
                 let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
-                let limiter = builder.build().unwrap();
+                let limiter = builder.deadline(LONG_DEADLINE).build().unwrap();
                 assert_eq!(limiter.namespace(), namespace, "the limiter reports its namespace");
                 let _ = limiter.check(alice()).await.unwrap();
             }

@@ -356,7 +356,8 @@ async fn merged_call_is_one_outcome_for_breaker() {
 async fn checks_in_merged_call_count_as_in_flight() {
     let server = Server::start(Engine::Redis);
     let backend = merging(&server.url()).await;
-    let limiter = Limiter::builder(backend).policy(hourly()).max_checks_in_flight(10).build().unwrap();
+    let limiter = Limiter::builder(backend).policy(hourly()).max_checks_in_flight(10);
+    let limiter = limiter.deadline(LONG_DEADLINE).build().unwrap();
     let _ = limiter.check((alice(), 0)).await.unwrap();
     let outcomes = concurrently((0..16).map(|_| limiter.check(alice()))).await;
     let reasons: Vec<_> = outcomes.into_iter().filter_map(|outcome| outcome.err()).collect();

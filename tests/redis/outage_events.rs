@@ -186,7 +186,7 @@ async fn missing_permission_of_one_policy_causes_one_event() {
         let address = format!("127.0.0.1:{}", server.port());
         let backend = RedisBackend::connect(&format!("redis://limiter:secret@{address}/")).await.unwrap();
         let fixed = policy("fixed", 9, HOUR).with_algorithm(tower_sliding_window::Algorithm::FixedWindow);
-        let decided = Limiter::builder(backend.clone()).policy(policy("log", 1_000, HOUR)).build().unwrap();
+        let decided = limiter(backend.clone(), [policy("log", 1_000, HOUR)]);
         let undecided = limiter(backend, [fixed.unwrap()]);
         let (events, _guard) = Events::collect();
         for _ in 0..20 {
