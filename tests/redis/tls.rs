@@ -3,7 +3,7 @@
 use std::{fs, time::Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use redis::cmd;
+use redis::{Client, cmd};
 use tempfile::TempDir;
 use tokio::{net::TcpStream, task::spawn_blocking};
 use tower_sliding_window::{
@@ -233,9 +233,11 @@ async fn private_authority_works_behind_sentinels() {
         let mut sentinel = Admin::at(&sentinels[1].server);
         let fails_over = || cmd("SENTINEL").arg("FAILOVER").arg("limits").exec(&mut sentinel.0).is_ok();
         wait_until("the Sentinel knows the replica", fails_over).await;
-        // A promotion closes the connections to the server.
+        // A promotion closes the connections to the server, also new ones.
         let is_promoted = || {
-            let info = cmd("INFO").arg("replication").query::<String>(&mut replica.server.connection());
+            let connected = Client::open(replica.server.url()).unwrap().get_connection();
+            let info =
+                connected.and_then(|mut plain| cmd("INFO").arg("replication").query::<String>(&mut plain));
             info.is_ok_and(|info| info.contains("role:master"))
         };
         wait_until("the replica is promoted", is_promoted).await;
