@@ -36,6 +36,22 @@ async fn connect_error_hides_password() {
     assert!(!text.contains("secret") && !format!("{error:?}").contains("secret"), "{text} {error:?}");
 }
 
+/// The client crate loses what a server states before it closes a connection.
+#[tokio::test]
+async fn closed_connection_hints_at_its_causes() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        // Its own connection takes the only place.
+        let mut held = Admin::at(&server);
+        held.set("maxclients", "1");
+        let error = RedisBackend::connect(&server.url()).await.unwrap_err().to_string();
+        assert!(
+            error.ends_with(": the server may be at its `maxclients`, be in protected mode, or expect TLS"),
+            "{engine:?}: {error}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn connect_to_hanging_server_times_out() {
     let server = Server::start(Engine::Redis);
@@ -60,6 +76,39 @@ async fn invalid_url_error_hides_password() {
         let error = RedisBackend::connect(url).await.unwrap_err();
         assert!(matches!(error, ConnectError::Config(_)), "{error:?}");
     }
+}
+
+/// The client crate connects as the default user if the URL has a user and no password.
+#[tokio::test]
+async fn user_without_password_is_error() {
+    let url = "redis://limiter@127.0.0.1/";
+    for (servers, place) in [
+        (RedisServers::single(url), ""),
+        (RedisServers::single("redis://limiter:@127.0.0.1/"), ""),
+        (RedisServers::cluster(["redis://limiter:secret@127.0.0.1/", url]), "node 2: "),
+        (RedisServers::sentinel("redis://limits", [url]), "Sentinel 1: "),
+    ] {
+        let error = RedisBackend::builder(servers).lazy().unwrap_err().to_string();
+        let expected = format!("{place}a user needs a password: for a user with `nopass`, state any; ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    for url in ["redis://127.0.0.1/", "redis://:secret@127.0.0.1/", "redis://limiter:secret@127.0.0.1/"] {
+        RedisBackend::lazy(url).unwrap();
+    }
+}
+
+/// Only the parameters of a URL choose the protocol.
+#[tokio::test]
+async fn password_does_not_choose_protocol() {
+    let server = Server::start(Engine::Redis);
+    let mut admin = Admin::at(&server);
+    admin.query::<()>(&["ACL", "SETUSER", "limiter", "on", ">protocol=2", "~*", "+@all"]);
+    let url = format!("redis://limiter:protocol=2@127.0.0.1:{}/", server.port());
+    let _backend = RedisBackend::connect(&url).await.unwrap();
+    let clients: String = admin.query(&["CLIENT", "LIST"]);
+    let mut of_backend = clients.lines().filter(|line| line.contains("user=limiter"));
+    assert!(of_backend.all(|line| line.contains("resp=3")), "{clients}");
+    assert!(clients.contains("user=limiter"), "{clients}");
 }
 
 /// `main` prints the errors that it returns by `Debug`.

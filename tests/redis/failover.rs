@@ -318,11 +318,12 @@ async fn backend_rejects_replica_named_by_sentinel() {
     let replica = Server::with_options(Engine::Redis, &["--replicaof", "127.0.0.1", "1"]);
     let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", replica.port());
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
-    let error = RedisBackend::builder(RedisServers::sentinel("redis://limits/", [sentinel.url()]))
-        .connect()
-        .await
-        .unwrap_err();
+    let builder = || RedisBackend::builder(RedisServers::sentinel("redis://limits/", [sentinel.url()]));
+    let error = builder().connect().await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    let backend = builder().lazy().unwrap();
+    let error = limiter(backend, [policy("hourly", 1, HOUR)]).check(alice()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Connection, "{error:?}");
 }
 
 /// A Sentinel that is out of date answers first, and names a server that considers itself a primary.

@@ -270,7 +270,10 @@ async fn unreachable_or_invalid_cluster_is_an_error() {
     assert!(error.to_string().starts_with("missing cluster node: give at least one URL; "), "{error}");
     // The text states which URL it is, because it must not repeat the URL.
     for (url, expected) in [
-        ("redis://127.0.0.1/2", "node 2: a cluster has no database other than 0: remove it from the URL; "),
+        (
+            "redis://127.0.0.1/2",
+            "node 2: in a cluster, the backend uses only database 0: remove it from the URL; ",
+        ),
         ("redis://127.0.0.1/-1", "node 2: the database must be a number from 0; "),
         (
             "redis+unix:///tmp/socket",

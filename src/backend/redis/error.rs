@@ -50,7 +50,15 @@ fn in_one_line(error: &BackendError) -> String {
         Some(error) if error.kind() == ErrorKind::Parse => {
             "invalid reply: the server does not speak the Redis protocol".to_owned()
         }
-        Some(error) => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+        Some(error) => {
+            let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            // The server may have stated its reason, which the client crate loses.
+            if error.is_connection_dropped() && !error.is_connection_refusal() {
+                format!("{text}: the server may be at its `maxclients`, be in protected mode, or expect TLS")
+            } else {
+                text
+            }
+        }
         None => error.reason().to_string(),
     }
 }
@@ -89,9 +97,10 @@ pub(super) fn is_readonly(error: &RedisError) -> bool {
 
 /// Returns whether the server does not know a command, or a script has called one that it does not know.
 pub(super) fn is_unknown_command(error: &RedisError) -> bool {
-    // "unknown command", "Unknown Redis command called from script", "Unknown command called from script".
+    // "unknown command", "Unknown Redis command called from script". Another server has its own name in the second text, or none.
     let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
-    detail.contains("unknown command") || detail.contains("unknown redis command")
+    detail.contains("unknown")
+        && (detail.contains("unknown command") || detail.contains("command called from"))
 }
 
 /// Returns an error with its reason.
@@ -102,7 +111,10 @@ pub(super) fn unavailable(error: RedisError) -> BackendError {
 fn reason(error: &RedisError) -> Reason {
     match error.kind() {
         ErrorKind::Io if error.is_timeout() => Reason::Timeout,
-        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => Reason::Connection,
+        // The Sentinels name no primary that is up, or one that is none yet.
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound | ErrorKind::MasterNameNotFoundBySentinel => {
+            Reason::Connection
+        }
         ErrorKind::AuthenticationFailed => Reason::NoPermission,
         // A reply that ends early has no kind of its own.
         ErrorKind::Parse if error.detail().is_some_and(|detail| detail.contains("end of input")) => {

@@ -129,6 +129,9 @@ const MAX_REPEATS: usize = 256;
 /// | for Sentinel | `+role` |
 /// | for the warnings about eviction and old versions | `+info` |
 ///
+/// Each new connection and `verify` also call `CLIENT SETINFO` and `INFO`. Without the permissions for them, the server adds entries to its
+/// `ACL LOG`, and nothing else changes.
+///
 /// [`verify`](RedisBackend::verify) names each missing permission. If a permission is missing, calls that need it fail, and every key stays valid. A
 /// check of several policies may then have charged some of them. The optional permissions show which node of
 /// a cluster is out of date: a node counts only if it says that the cluster is ok, and the newest owner of a slot wins. Without

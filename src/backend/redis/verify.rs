@@ -56,13 +56,13 @@ impl RedisBackend {
     /// | a missing permission that checks of sliding logs and sliding buckets do not need | | warning |
     /// | a command that the server does not know: each one is named | | error |
     /// | a server that does not answer, is out of memory or loads its data | | error |
-    /// | a replica, also one that accepts writes | Redis 6, or `+info` | error |
-    /// | a node of a cluster, for a backend that is not one of a cluster | Redis 6, or `+info` | error |
-    /// | a Sentinel, for a backend of another server | Redis 6, or `+info` | error |
+    /// | a replica, also one that accepts writes | Redis 6.2, or `+info` | error |
+    /// | a node of a cluster, for a backend that is not one of a cluster | Redis 6.2, or `+info` | error |
+    /// | a Sentinel, for a backend of another server | Redis 6.2, or `+info` | error |
     /// | a version before Redis 5 | `+info` | error |
     /// | a server that evicts keys | `+info` | warning |
     ///
-    /// The role and the mode come from `HELLO`, which needs no permission. Before Redis 6, and behind a proxy without `HELLO`, they
+    /// The role and the mode come from `HELLO`, which needs no permission. Before Redis 6.2, and behind a proxy without `HELLO`, they
     /// come from `INFO`. Without either, only a replica that rejects writes is found.
     ///
     /// Your [own connection](super::RedisServers) does not show its servers, so only one of them is verified. If its type may lead

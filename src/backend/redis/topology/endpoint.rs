@@ -31,7 +31,7 @@ impl Endpoint {
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         let tcp = tcp.set_user_timeout(DEAD_PEER_TIMEOUT);
         // With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
-        let allows_resp2 = !url.contains("protocol=");
+        let allows_resp2 = !url.split_once('?').is_some_and(|(_, query)| query.contains("protocol="));
         let endpoint = Self { info: connection_info(url, tls)?.set_tcp_settings(tcp), allows_resp2 };
         Ok(if allows_resp2 { endpoint.with_protocol(ProtocolVersion::RESP3) } else { endpoint })
     }
@@ -67,8 +67,14 @@ pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInf
             "`#insecure` verifies no certificate: remove it, and trust the authority of the server",
         ));
     }
-    if info.redis_settings().db() < 0 {
+    let settings = info.redis_settings();
+    if settings.db() < 0 {
         return Err(invalid("the database must be a number from 0"));
+    }
+    // The client crate would connect as the default user, which may have more permissions.
+    let is_empty = |text: Option<&str>| text.unwrap_or_default().is_empty();
+    if !is_empty(settings.username()) && is_empty(settings.password()) {
+        return Err(invalid("a user needs a password: for a user with `nopass`, state any"));
     }
     tls.apply(info)
 }

@@ -96,7 +96,9 @@ impl Topology {
         let endpoint = |url| {
             let endpoint = Endpoint::from_url(url, tls)?;
             if endpoint.info.redis_settings().db() != 0 {
-                return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
+                return Err(invalid(
+                    "in a cluster, the backend uses only database 0: remove it from the URL",
+                ));
             }
             Ok((endpoint.address()?, endpoint))
         };
