@@ -10,6 +10,7 @@ use tower_sliding_window::{
 };
 
 use super::{MINUTE, SECOND, api_key, policy, probe::now};
+use crate::support::events::Events;
 
 /// More requests than a log has room for when it is created, and fewer than it has room for then.
 const REQUESTS: usize = 40;
@@ -30,6 +31,7 @@ fn fewest_allocations(
     interval: Duration,
     configure: fn(RateLimitLayerBuilder) -> RateLimitLayerBuilder,
 ) -> u64 {
+    let _no_events = Events::ignore();
     let clock = ManualClock::new();
     let backend = MemoryBackend::new().with_clock(&clock);
     let builder = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key());

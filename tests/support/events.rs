@@ -5,7 +5,12 @@ use std::{
     sync::{Arc, LazyLock, Mutex},
 };
 
-use tracing::{Dispatch, Event, Metadata, Subscriber, field::Field, span, subscriber::DefaultGuard};
+use tracing::{
+    Dispatch, Event, Metadata, Subscriber,
+    field::Field,
+    span,
+    subscriber::{DefaultGuard, NoSubscriber},
+};
 
 /// All events of this crate, as text.
 #[derive(Clone, Default)]
@@ -23,6 +28,13 @@ impl Events {
         let events = Self::default();
         let guard = tracing::subscriber::set_default(events.clone());
         (events, guard)
+    }
+
+    /// Computes the fields of no event on this thread. While all subscribers of the process want an event, tracing computes them on every
+    /// thread, and those of other tests do.
+    pub fn ignore() -> DefaultGuard {
+        drop(Self::collect());
+        tracing::subscriber::set_default(NoSubscriber::new())
     }
 
     /// Returns all events, one per line: the level and the fields.
