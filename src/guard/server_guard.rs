@@ -103,21 +103,29 @@ impl Guard {
 
     /// Returns the error of a check that got no answer in time: an overload if the server still answers other checks.
     pub(crate) fn timeout(&self) -> BackendError {
-        let error = BackendError::new(Reason::Timeout);
-        if self.is_overload(&error) { BackendError::new(Reason::Overloaded) } else { error }
+        self.unless_overload(BackendError::new(Reason::Timeout), false)
     }
 
-    /// Returns whether the error of a check does not show that the server is silent.
-    fn is_overload(&self, error: &BackendError) -> bool {
+    /// Returns the error of a check, or an overload if the error does not show that the server is silent. `is_crowded` states whether the
+    /// check was one of many.
+    fn unless_overload(&self, error: BackendError, is_crowded: bool) -> BackendError {
         let deadline = self.deadline();
-        match error.reason() {
-            _ if !error.was_asked() => false,
-            // A server that has begun to hang has answered the checks before this one only, which is a whole deadline ago.
-            Reason::Timeout => self.circuit.was_busy(deadline) || !self.circuit.is_silent(deadline * 3 / 4),
+        let was_busy = || self.circuit.was_busy(deadline);
+        let problem = match error.reason() {
+            _ if !error.was_asked() => return error,
             // The server has answered. It may have answered late.
-            Reason::DeadlineExceeded => self.circuit.was_busy(deadline),
-            _ => false,
-        }
+            Reason::DeadlineExceeded if is_crowded => {
+                "many checks are in flight, and they reach the server late"
+            }
+            Reason::Timeout | Reason::DeadlineExceeded if was_busy() => {
+                "this process is busy, so it may not have read the replies"
+            }
+            // A server that has begun to hang has answered the checks before this one only, which is a whole deadline ago.
+            Reason::Timeout if !self.circuit.is_silent(deadline * 3 / 4) => "the server answers other checks",
+            _ => return error,
+        };
+        self.events.answers_late(problem);
+        BackendError::new(Reason::Overloaded)
     }
 
     /// Records by how much a task of this process was late. If many wait for their turn, so may the one that reads the replies.
@@ -238,9 +246,7 @@ impl Pass {
 
     /// Ends the check with an error, and returns the error for the caller.
     pub(crate) fn failed(self, error: BackendError) -> BackendError {
-        let is_late = error.reason() == Reason::DeadlineExceeded;
-        let is_overload = is_late && self.is_crowded() || self.guard.is_overload(&error);
-        let error = if is_overload { BackendError::new(Reason::Overloaded) } else { error };
+        let error = self.guard.unless_overload(error, self.is_crowded());
         match error.reason() {
             reason if reason.is_of_one_check() => self.answered(ServerAnswer::Reads),
             Reason::Overloaded => {}

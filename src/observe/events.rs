@@ -75,6 +75,15 @@ pub(super) fn check_failed(server: &str, error: &BackendError, unlogged: u64) {
     );
 }
 
+pub(super) fn answers_late(server: &str, problem: &str, unlogged: u64) {
+    event!(
+        warn,
+        server,
+        unlogged,
+        "overloaded: checks of this server are not answered within their deadline: {problem}",
+    );
+}
+
 pub(super) fn overloaded(server: &str, max_checks_in_flight: usize, unlogged: u64) {
     event!(
         warn,

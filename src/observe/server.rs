@@ -24,6 +24,7 @@ pub(crate) struct ServerEvents {
     other: Throttle,
     failed: Throttle,
     overloaded: Throttle,
+    answers_late: Throttle,
     #[cfg(feature = "redis")]
     cluster_node: Throttle,
     metrics: BreakerMetrics,
@@ -43,6 +44,7 @@ impl ServerEvents {
             other: Throttle::default(),
             failed: Throttle::default(),
             overloaded: Throttle::default(),
+            answers_late: Throttle::default(),
             #[cfg(feature = "redis")]
             cluster_node: Throttle::default(),
         }
@@ -103,6 +105,11 @@ impl ServerEvents {
     /// Warns, at most once per minute, that too many checks are in flight.
     pub(crate) fn overloaded(&self, max_checks_in_flight: usize) {
         self.overloaded.log(|unlogged| events::overloaded(&self.server, max_checks_in_flight, unlogged));
+    }
+
+    /// Warns, at most once per minute, that checks are not answered within their deadline although the server is not silent.
+    pub(crate) fn answers_late(&self, problem: &str) {
+        self.answers_late.log(|unlogged| events::answers_late(&self.server, problem, unlogged));
     }
 
     /// Warns, at most once per minute, that the server is a node of a cluster, and the backend is not one of a cluster.

@@ -1,15 +1,20 @@
 //! The events of outages and overload: their number, and what they state.
 
+use std::{
+    future::Future,
+    task::{Context, Waker},
+};
+
 use tokio::time::{advance, sleep};
 use tower_sliding_window::{
     Limiter, MemoryBackend, OutageRule, PartitionKey, Wait,
     backend::{Reason, WhenFull},
     outage::{Breaker, Share},
-    testing::FakeAnswer::{self, Admit, Unavailable},
+    testing::FakeAnswer::{self, Admit, Hang, Unavailable},
     testing::FakeBackend,
 };
 
-use super::{MINUTE, SECOND, TICK, alice, deferred, policy};
+use super::{MINUTE, OF_ONE_CHECK, SECOND, TICK, alice, deferred, outcome, policy};
 use crate::support::events::Events;
 
 const DOWN: FakeAnswer = Unavailable(Reason::Connection);
@@ -194,6 +199,43 @@ async fn overload_causes_one_event_per_minute() {
         }
         advance(MINUTE).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_answers_cause_one_event_per_minute() {
+    let (events, _guard) = Events::collect();
+    let limiter = script((0..20).flat_map(|_| [Hang, Admit]));
+    for unlogged in ["unlogged=0", "unlogged=2"] {
+        for _ in 0..3 {
+            let late = tokio::spawn(limiter.check(alice()));
+            sleep(SECOND / 20).await;
+            assert!(limiter.check(alice()).await.unwrap().is_admitted());
+            assert_eq!(outcome(late.await.unwrap()), Err((Reason::Overloaded, true)));
+        }
+        let text = events.text();
+        assert!(text.contains("the server answers other checks") && text.contains(unlogged), "{text}");
+        assert_eq!(summary(&events), ["WARN overloaded"], "one event for many late checks");
+        advance(MINUTE).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_process_causes_an_event() {
+    let (events, _guard) = Events::collect();
+    let limiter = deferred(&FakeBackend::hanging()).breaker(None).build().unwrap();
+    let mut crowd: Vec<_> = (0..100).map(|_| Box::pin(limiter.check(alice()))).collect();
+    for check in &mut crowd {
+        // The fake backend hangs at the second poll.
+        for _ in 0..2 {
+            assert!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+    }
+    // No task runs until then.
+    advance(SECOND / 10 + SECOND / 100).await;
+    assert_eq!(outcome(crowd.remove(0).await), Err((Reason::Overloaded, true)));
+    let text = events.text();
+    assert!(text.contains("this process is busy"), "{text}");
+    assert_eq!(summary(&events), ["WARN overloaded"]);
 }
 
 #[tokio::test(start_paused = true)]
