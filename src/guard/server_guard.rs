@@ -168,6 +168,10 @@ impl Guard {
     fn report(&self, ticket: Option<CircuitTicket>, outcome: Result<ServerAnswer, &BackendError>) {
         if let Some(ticket) = ticket {
             self.log(self.circuit.leave(ticket, outcome, || self.protection.breaker()));
+            if outcome.is_err() {
+                // A failed probe keeps the breaker open.
+                self.sync_metrics();
+            }
         }
     }
 

@@ -253,7 +253,7 @@ impl RequestMetrics {
 /// The gauge of a circuit breaker. The breakers of one server in several backends add up.
 pub(super) struct BreakerMetrics {
     open: Series,
-    /// The gauge that counts this breaker as open. A recorder that was installed since then does not count it.
+    /// The gauge that counts this breaker as open. A recorder that was installed since then counts it from the next failure on.
     counted: Lock<Option<Gauge>>,
 }
 
@@ -269,18 +269,15 @@ impl BreakerMetrics {
     }
 
     /// Counts the breaker as open or closed. `is_open` reads its present state under the lock, so the gauge is right after the last
-    /// call, in any order of the calls.
+    /// call, in any order of the calls. An open breaker is counted anew: a recorder may have removed the gauge, which was idle.
     pub(super) fn sync(&self, is_open: impl FnOnce() -> bool) {
         let mut counted = self.counted.lock();
-        if is_open() == counted.is_some() {
-            return;
-        }
-        if let Some(gauge) = counted.take() {
-            gauge.decrement(1.0);
-        } else {
-            let gauge = self.open.gauge();
+        let open = is_open().then(|| self.open.gauge());
+        if let Some(gauge) = &open {
             gauge.increment(1.0);
-            *counted = Some(gauge);
+        }
+        if let Some(gauge) = std::mem::replace(&mut *counted, open) {
+            gauge.decrement(1.0);
         }
     }
 }

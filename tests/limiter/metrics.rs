@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{advance, sleep};
 use tower_sliding_window::{
-    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Status, Wait,
-    backend::{Backend, BackendError, Check, Reason, WhenFull},
+    Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policy, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Reason, WhenFull},
     observe,
-    outage::Breaker,
+    outage::{Breaker, Share},
+    protocol::Draft,
     testing::{
         FakeAnswer::{Admit, Deny, Unavailable},
         FakeBackend, ManualClock,
@@ -201,6 +202,31 @@ async fn outage_counts_reasons_and_opens_gauge() {
     advance(SECOND).await;
     let _ = one.check(alice()).await.unwrap();
     assert_eq!((scrape().has(OPEN), scrape().get(OPEN)), (true, 0.0));
+}
+
+/// A recorder with an idle timeout removes a gauge, as does a new recorder.
+#[tokio::test(start_paused = true)]
+async fn failed_probe_opens_gauge_of_new_recorder() {
+    const OPEN: &str = r#"breaker_open{server="custom backend, namespace tsw"}"#;
+    let recorders = [recorder(), recorder()];
+    let open = || recorders.each_ref().map(|recorder| Scrape::of(&recorder.handle()).get(OPEN));
+    let down = Unavailable(Reason::Connection);
+    let backend = Remote(FakeBackend::scripted([down, down, down, Admit]));
+    let breaker = Breaker::new(1, SECOND);
+    let guard = metrics::set_default_local_recorder(&recorders[0]);
+    let limiter = Limiter::builder(backend).policy(policy("p", 10)).breaker(breaker).build().unwrap();
+    limiter.check(alice()).await.unwrap_err();
+    assert_eq!(open(), [1.0, 0.0]);
+    drop(guard);
+    let _guard = metrics::set_default_local_recorder(&recorders[1]);
+    for _ in 0..2 {
+        advance(SECOND).await;
+        limiter.check(alice()).await.unwrap_err();
+        assert_eq!(open(), [0.0, 1.0]);
+    }
+    advance(SECOND).await;
+    let _ = limiter.check(alice()).await.unwrap();
+    assert_eq!(open(), [0.0, 0.0]);
 }
 
 #[tokio::test]
