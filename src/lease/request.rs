@@ -158,7 +158,9 @@ impl RequestInFlight {
         self.progress = RequestProgress::Ended;
         let (held, timers) = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
         self.leases.schedule(timers);
-        Ok(for_caller(&self.check, &decision, &held))
+        let decided = Ok(for_caller(&self.check, &decision, &held));
+        self.leases.events.decided(&self.check, &decided, None);
+        decided
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    check::{Check, Namespace, NamespaceNumber, PairRef},
+    check::{Check, Namespace, NamespaceNumber, Pair, PairRef, Purpose},
     cost::Costs,
     decision::{Decision, Status},
     error::{BackendError, Reason},
@@ -181,6 +181,8 @@ impl LimiterEvents {
     ) {
         let is_counted = check.purpose().is_counted();
         match outcome {
+            // A lease request counts as the check itself, whose decision states more remaining quota.
+            Ok(decision) if check.purpose() == Purpose::Lease && !decision.is_cached() => {}
             Ok(decision) if is_counted && (decision.is_admitted() || !check.hints.is_repeated) => {
                 self.decision(decision, DecidedPairs::Check(check));
             }

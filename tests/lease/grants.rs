@@ -10,8 +10,8 @@ use tower_sliding_window::{
 
 use super::store::Store;
 use super::{
-    MICROSECOND, MILLISECOND, PRECISION, SECOND, alice, buckets, check, checks, leased, limiter, next_bucket,
-    remaining,
+    MICROSECOND, MILLISECOND, PRECISION, SECOND, alice, buckets, builder, check, checks, leased, limiter,
+    next_bucket, remaining,
 };
 
 #[tokio::test(start_paused = true)]
@@ -103,6 +103,18 @@ async fn lease_falls_to_zero_with_remaining_quota() {
     // An eighth of what remained after the last reply.
     assert_eq!(units, [0, 1, 3, 4, 3, 3, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]);
     assert!(!check(&limiter).await.is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn near_limit_counts_what_decision_states() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(40, 50)).near_limit(0.5).build().unwrap();
+    let mut near = 0;
+    for _ in 0..40 {
+        near += u64::from(check(&limiter).await.statuses()[0].is_near(0.5));
+    }
+    assert_eq!((near, limiter.stats().near_limit), (21, 21));
+    assert_eq!(limiter.stats().admitted, 40);
 }
 
 #[tokio::test(start_paused = true)]
