@@ -75,10 +75,15 @@ impl BackendError {
     }
 
     /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, this limiter could not make
-    /// the check ([`Reason::Misconfigured`]), or the [`Breaker`](crate::outage::Breaker) was open. In that last case, the reason is that of the
+    /// the check ([`Reason::Misconfigured`]), the backend cannot ([`Reason::Unsupported`]), or the [`Breaker`](crate::outage::Breaker) was open. In that last case, the reason is that of the
     /// failure that has opened it.
     pub fn was_asked(&self) -> bool {
         self.0.not_sent.is_none()
+    }
+
+    /// Creates the error of a call that the backend cannot make, and for which it is not asked.
+    pub(crate) fn unsupported() -> Self {
+        Self::new(Reason::Unsupported).not_sent("the store was not asked")
     }
 
     /// Marks the error of a check for which the store was not asked, for this reason.

@@ -342,7 +342,7 @@ impl Limiter {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let now = |result| LimiterFuture(NowOrLater::now(result));
         let check = match check {
-            _ if !backend.changes_charges() => return now(Err(BackendError::new(Reason::Unsupported))),
+            _ if !backend.changes_charges() => return now(Err(BackendError::unsupported())),
             Ok(Some(check)) => check,
             Ok(None) => return now(Ok(done(0))),
             Err(error) => return now(Err(error)),
@@ -595,7 +595,12 @@ impl Limiter {
         LimiterFuture(match self.check_to_decide(draft) {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
-            Err(error) => NowOrLater::now(Err(error)),
+            Err(error) => {
+                if purpose.is_counted() {
+                    self.0.events.undecided(&[], &error);
+                }
+                NowOrLater::now(Err(error))
+            }
         })
     }
 
@@ -615,19 +620,18 @@ impl Limiter {
         units: Option<u32>,
         finish: impl FnOnce(Reservation) -> T + Send + 'static,
     ) -> NowOrLater<Result<T, Rejection>> {
-        let admitting = match draft {
-            // Such a backend is asked for no reservation, whatever the outage rule is.
-            Ok(draft) if !draft.is_empty() && !self.can_settle() => {
-                let error = BackendError::new(Reason::Unsupported);
-                return NowOrLater::now(Err(Rejection::Unavailable(error)));
-            }
-            draft => match self.prepare(draft.map(Draft::reserve)) {
-                Ok(None) => return NowOrLater::now(Ok(finish(self.uncharged(self.empty_check())))),
-                Ok(Some((check, terms))) => self.admit_check(check, Terms { units, ..terms }),
-                Err(rejection) => return NowOrLater::now(Err(rejection)),
-            },
+        let (check, terms) = match self.prepare(draft.map(Draft::reserve)) {
+            Ok(Some(prepared)) => prepared,
+            Ok(None) => return NowOrLater::now(Ok(finish(self.uncharged(self.empty_check())))),
+            Err(rejection) => return NowOrLater::now(Err(rejection)),
         };
-        match admitting {
+        // Such a backend is asked for no reservation, whatever the outage rule is.
+        if !self.can_settle() {
+            let error = BackendError::unsupported();
+            self.0.events.undecided(check.pairs(), &error);
+            return NowOrLater::now(Err(Rejection::Unavailable(error)));
+        }
+        match self.admit_check(check, Terms { units, ..terms }) {
             NowOrLater::Now(outcome) => NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish))),
             NowOrLater::Later(outcome) => {
                 NowOrLater::Later(Box::pin(async move { reserved(outcome.await).map(finish) }))

@@ -15,7 +15,7 @@ use crate::{
     check::{Check, Hints, MAX_PAIRS, PairRef, Purpose},
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
-    error::{BackendError, Reason},
+    error::BackendError,
     guard::before,
     lease::{LeaseLookup, LeaseMiss, RequestInFlight},
     now_or_later::{BoxFuture, NowOrLater},
@@ -73,19 +73,18 @@ impl Limiter {
     #[inline(always)]
     fn decide_now(&self, check: &Check) -> ControlFlow<Decided, (Option<LeaseMiss>, Option<CacheMiss>)> {
         let LimiterInner { backend, leases, deny_cache, events, .. } = &*self.0;
-        if check.purpose() != Purpose::Charge && !backend.changes_charges() {
-            return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
-        }
-        if !self.0.holds_units && check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
-            return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
-        }
-        if check.purpose().is_counted() {
-            check.pairs().iter().for_each(|pair| events.cost_above_quota(pair.borrowed()));
-        }
         let known = |decided: Decided| {
             events.decided(check, &decided, None);
             ControlFlow::Break(decided)
         };
+        if check.purpose() != Purpose::Charge && !backend.changes_charges()
+            || !self.0.holds_units && check.pairs().iter().any(|pair| pair.policy.properties().is_held)
+        {
+            return known(Err(BackendError::unsupported()));
+        }
+        if check.purpose().is_counted() {
+            check.pairs().iter().for_each(|pair| events.cost_above_quota(pair.borrowed()));
+        }
         // A backend that answers at once does not hang, so nothing protects it.
         if let Some(decided) = backend.check_now(check) {
             return known(decided);

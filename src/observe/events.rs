@@ -12,7 +12,7 @@ use crate::decision::Wait;
 use crate::{
     check::PairRef,
     decision::{Decision, Status},
-    error::BackendError,
+    error::{BackendError, Reason},
     policy::Policy,
 };
 
@@ -94,13 +94,39 @@ pub(super) fn overloaded(server: &str, max_checks_in_flight: usize, unlogged: u6
     );
 }
 
-pub(super) fn full(store: &str, error: &BackendError, unlogged: u64) {
+/// Warns about an error of one check, and states what to do.
+pub(super) fn failed_check(
+    store: &str,
+    policies: &str,
+    pseudonym: Option<String>,
+    error: &BackendError,
+    unlogged: u64,
+) {
+    let problem = match error.reason() {
+        Reason::Full => {
+            "a storage bound is reached: checks of new partition keys, or of a full log, get no decision"
+        }
+        Reason::ForeignValue => {
+            "foreign value: this version of the crate has not written what a key in the store contains, so its checks get no decision; \
+             delete the key with `Limiter::reset`, or by the name that `RedisBackend::key_name` returns"
+        }
+        Reason::CrossSlot => {
+            "keys in different slots: the backend could not split a check, so it gets no decision; check each key on its own"
+        }
+        Reason::Unsupported => {
+            "unsupported check: the backend can only charge, so it makes no decision; use a backend that changes charges"
+        }
+        _ => "misconfigured check: it gets no decision; correct the mistake in the server",
+    };
     event!(
         warn,
         store,
+        policies,
+        pseudonym,
         reason = %error.reason(),
+        cause = cause(error),
         unlogged,
-        "a storage bound is reached: checks of new partition keys, or of a full log, get no decision",
+        "{problem}",
     );
 }
 

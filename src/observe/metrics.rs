@@ -13,9 +13,9 @@ use super::{
     series::{ByName, Series},
 };
 use crate::{
-    check::Check,
+    check::Pair,
     decision::{Decision, Status},
-    error::{BackendError, Reason},
+    error::Reason,
     lock::Lock,
     policy::Policy,
 };
@@ -162,11 +162,11 @@ impl LimiterMetrics {
     }
 
     /// Counts a check without a decision.
-    pub(super) fn unavailable(&self, check: &Check, error: &BackendError) {
-        for pair in check.pairs() {
+    pub(super) fn unavailable(&self, pairs: &[Pair], reason: Reason) {
+        for pair in pairs {
             self.policies.with(pair.policy.name(), |policy| policy.unavailable.count(1));
         }
-        if let Some(counter) = self.unavailable.get(error.reason() as usize) {
+        if let Some(counter) = self.unavailable.get(reason as usize) {
             counter.count(1);
         }
     }

@@ -93,7 +93,8 @@ pub(crate) struct LimiterEvents {
     cost_above_quota: Throttle,
     not_learned: Throttle,
     misconfigured: Throttle,
-    full: Throttle,
+    /// By the discriminant of the reason.
+    failed_checks: [Throttle; Reason::ALL.len()],
     local_memory_full: Throttle,
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
@@ -117,7 +118,7 @@ impl LimiterEvents {
             cost_above_quota: Throttle::per_minute(MAX_POLICY_WARNINGS),
             not_learned: Throttle::default(),
             misconfigured: Throttle::default(),
-            full: Throttle::default(),
+            failed_checks: [const { Throttle::per_minute(1) }; Reason::ALL.len()],
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
             near_limit,
@@ -158,14 +159,17 @@ impl LimiterEvents {
         self.not_learned.log(|unlogged| events::not_learned(error, unlogged));
     }
 
-    /// Warns, at most once per minute, about a request that is rejected because of a mistake in the server.
+    /// Counts a check that cannot be made. Warns, at most once per minute, about a request that is rejected because of a mistake in the
+    /// server.
     pub(crate) fn misconfigured(&self, error: &dyn Error) {
+        self.count_undecided(&[], Reason::Misconfigured);
         self.misconfigured.log(|unlogged| events::misconfigured(error, unlogged));
     }
 
-    /// Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted because of a mistake in the
-    /// server.
+    /// Counts a check that cannot be made. Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted
+    /// because of a mistake in the server.
     pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
+        self.count_undecided(&[], Reason::Misconfigured);
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
@@ -187,19 +191,38 @@ impl LimiterEvents {
                 self.decision(decision, DecidedPairs::Check(check));
             }
             Ok(_) => {}
-            // The events of the server report all other errors.
-            Err(error) => {
-                if is_counted {
-                    self.counters.unavailable(error);
-                    self.metrics.unavailable(check, error);
-                }
-                if error.reason() == Reason::Full {
-                    self.full.log(|unlogged| events::full(&self.store, error, unlogged));
-                }
-            }
+            Err(error) if is_counted => self.undecided(check.pairs(), error),
+            Err(error) => self.failed_check(check.pairs(), error),
         }
         if is_counted && let Some(started) = started {
             self.metrics.answered(started);
+        }
+    }
+
+    /// Counts a check without a decision. Warns about an error of one check. `pairs` is empty if the check cannot be made.
+    pub(crate) fn undecided(&self, pairs: &[Pair], error: &BackendError) {
+        self.count_undecided(pairs, error.reason());
+        self.failed_check(pairs, error);
+    }
+
+    fn count_undecided(&self, pairs: &[Pair], reason: Reason) {
+        self.counters.unavailable(reason);
+        self.metrics.unavailable(pairs, reason);
+    }
+
+    /// Warns, at most once per minute and reason, about an error of one check. The events of the server report all other errors.
+    fn failed_check(&self, pairs: &[Pair], error: &BackendError) {
+        if error.reason().is_of_one_check()
+            && let Some(throttle) = self.failed_checks.get(error.reason() as usize)
+        {
+            throttle.log(|unlogged| {
+                let policies = names(pairs.iter().map(|pair| &pair.policy));
+                // Of several keys, it is not known which one it is.
+                let key = pairs.first().map(|pair| &pair.key);
+                let key = key.filter(|key| pairs.iter().all(|pair| pair.key == **key));
+                let pseudonym = key.and_then(|key| self.pseudonym(key));
+                events::failed_check(&self.store, &policies, pseudonym, error, unlogged);
+            });
         }
     }
 
@@ -318,8 +341,8 @@ impl LimiterEvents {
 }
 
 /// Returns the names of policies, which distinguish the layers of a service.
-fn names(policies: &[Policy]) -> String {
-    policies.iter().map(Policy::name).collect::<Vec<_>>().join(", ")
+fn names<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> String {
+    policies.into_iter().map(Policy::name).collect::<Vec<_>>().join(", ")
 }
 
 /// Warns that none of the first requests had a key that an outer layer provides.

@@ -4,9 +4,9 @@ use tokio::time::Instant;
 
 use super::{LeasedUnits, RequestOutcome};
 use crate::{
-    check::Check,
+    check::Pair,
     decision::{Decision, Status},
-    error::BackendError,
+    error::Reason,
     policy::Policy,
 };
 
@@ -19,7 +19,7 @@ impl LimiterMetrics {
 
     pub(super) fn decision(&self, _: &Decision, _: impl Fn(&Status) -> bool) {}
 
-    pub(super) fn unavailable(&self, _: &Check, _: &BackendError) {}
+    pub(super) fn unavailable(&self, _: &[Pair], _: Reason) {}
 
     pub(super) fn denied_key(&self, _: &str) {}
 

@@ -9,7 +9,7 @@ use std::{
 use super::{LeasedUnits, ServerBreaker};
 use crate::{
     decision::{Decision, Status},
-    error::{BackendError, Reason},
+    error::Reason,
     key::{HashSecret, KeyHasher, PartitionKey},
     lock::Lock,
     per_thread::PerThread,
@@ -29,7 +29,7 @@ pub struct Stats {
     pub denied: u64,
     /// The number of denied checks that the deny cache has answered.
     pub denied_from_cache: u64,
-    /// The number of checks without a decision, whatever the outage rule did with them.
+    /// The number of checks without a decision, whatever the outage rule did with them. A check that cannot be made counts, too.
     pub unavailable: u64,
     /// The number of checks without a decision for each reason that has occurred.
     pub reasons: Vec<(Reason, u64)>,
@@ -145,8 +145,8 @@ impl LimiterCounters {
     }
 
     /// Counts a check without a decision.
-    pub(crate) fn unavailable(&self, error: &BackendError) {
-        if let Some(reason) = self.reasons.get(error.reason() as usize) {
+    pub(crate) fn unavailable(&self, reason: Reason) {
+        if let Some(reason) = self.reasons.get(reason as usize) {
             increment(reason);
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     backend::tokens::{TokenOutcome, TokenPair, TokenSettlement, TokenStore},
     check::{MAX_PAIRS, Namespace, Receipt},
     cost::Costs,
-    error::{BackendError, Reason},
+    error::BackendError,
     guard::before,
     now_or_later::NowOrLater,
     policy::{Expiry, Policy},
@@ -113,8 +113,8 @@ impl Reservation {
     /// # Errors
     ///
     /// Returns [`TokenError::Settled`] if the reservation was settled, [`TokenError::InFlight`] if it has a policy in flight, and
-    /// [`TokenError::Backend`] if the backend has no tokens ([`Reason::Unsupported`]) or, for a memory, no room for one more
-    /// ([`Reason::Full`]). Then the handle is as before for its clones.
+    /// [`TokenError::Backend`] if the backend has no tokens ([`Unsupported`](crate::backend::Reason::Unsupported)) or, for a memory, no
+    /// room for one more ([`Full`](crate::backend::Reason::Full)). Then the handle is as before for its clones.
     pub fn into_token(self) -> Result<String, TokenError> {
         if let Some(pair) = self.0.check.pairs().iter().find(|pair| pair.policy.properties().is_held) {
             return Err(TokenError::InFlight { policy: pair.policy.name().to_owned() });
@@ -162,7 +162,7 @@ impl Reservation {
 impl SettlementQueue {
     /// Returns the store of tokens, or an error if the backend has none.
     fn token_store(&self) -> Result<Arc<dyn TokenStore>, BackendError> {
-        self.tokens.clone().ok_or_else(|| BackendError::new(Reason::Unsupported))
+        self.tokens.clone().ok_or_else(BackendError::unsupported)
     }
 
     /// Settles a token of this namespace with these policies.

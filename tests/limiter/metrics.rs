@@ -229,6 +229,41 @@ async fn failed_probe_opens_gauge_of_new_recorder() {
     assert_eq!(open(), [0.0, 0.0]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn checks_that_cannot_be_made_have_no_decision() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    // This backend can only charge.
+    let limiter = Limiter::builder(Slow).policy(policy("p", 10)).build().unwrap();
+    let twice = || vec![Pair::new(alice(), policy("p", 10), 1); 2];
+    let in_flight = || vec![Pair::new(alice(), Policy::in_flight("jobs", 2).unwrap(), 1)];
+    let unsupported = [
+        limiter.reserve(alice()).await.unwrap_err().error().cloned().unwrap(),
+        limiter.take_up_to(alice(), 3).await.unwrap_err().error().cloned().unwrap(),
+        limiter.admit(Draft::check(alice(), 1).reserve()).await.unwrap_err().error().cloned().unwrap(),
+        limiter.check(in_flight()).await.unwrap_err(),
+        // Neither a peek nor a reset counts.
+        limiter.peek(alice()).await.unwrap_err(),
+        limiter.reset(alice()).await.unwrap_err(),
+    ];
+    for error in unsupported {
+        assert_eq!((error.reason(), error.was_asked()), (Reason::Unsupported, false), "{error}");
+    }
+    let error = limiter.check(twice()).await.unwrap_err();
+    assert_eq!((error.reason(), error.was_asked()), (Reason::Misconfigured, false));
+    limiter.admit(twice()).await.unwrap_err();
+    limiter.peek(twice()).await.unwrap_err();
+    let scrape = Scrape::of(&recorder.handle());
+    let reasons = [(r#"reason="misconfigured""#, 2.0), (r#"reason="unsupported""#, 4.0)];
+    assert_eq!(scrape.non_zero("unavailable_checks_total"), reasons);
+    let of_policies =
+        [(r#"policy="jobs",outcome="unavailable""#, 1.0), (r#"policy="p",outcome="unavailable""#, 3.0)];
+    assert_eq!(scrape.non_zero("decisions_total"), of_policies);
+    let stats = limiter.stats();
+    assert_eq!(stats.reasons, [(Reason::Unsupported, 4), (Reason::Misconfigured, 2)]);
+    assert_eq!(stats.unavailable, 6);
+}
+
 #[tokio::test]
 async fn settlements_and_evictions_are_counted() {
     let recorder = recorder();

@@ -85,8 +85,8 @@ async fn denied_probe_ends_no_outage_of_writes() {
             Admit,
             DENY,
         ]);
-        let warnings =
-            || summary(&events).into_iter().filter(|event| !event.starts_with("DEBUG")).collect::<Vec<_>>();
+        let is_of_outage = |event: &String| !event.starts_with("DEBUG") && event != "WARN foreign value";
+        let warnings = || summary(&events).into_iter().filter(is_of_outage).collect::<Vec<_>>();
         check(&limiter, 3).await;
         assert_eq!(warnings(), [OPENED], "{reason:?}");
         advance(SECOND).await;
@@ -236,6 +236,36 @@ async fn busy_process_causes_an_event() {
     let text = events.text();
     assert!(text.contains("this process is busy"), "{text}");
     assert_eq!(summary(&events), ["WARN overloaded"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_one_check_cause_one_event_per_minute_and_reason() {
+    let remedies = [
+        (Reason::CrossSlot, "check each key on its own"),
+        (Reason::Full, "a storage bound is reached"),
+        (Reason::ForeignValue, "delete the key with `Limiter::reset`"),
+        (Reason::Unsupported, "use a backend that changes charges"),
+        (Reason::Misconfigured, "correct the mistake"),
+    ];
+    assert_eq!(remedies.map(|(reason, _)| reason), OF_ONE_CHECK);
+    for (reason, remedy) in remedies {
+        let (events, _guard) = Events::collect();
+        let builder = deferred(&FakeBackend::unavailable(reason));
+        let limiter = builder.pseudonyms("a secret of 32 bytes, not random").build().unwrap();
+        let pseudonym = limiter.pseudonym(&alice()).unwrap();
+        for unlogged in ["unlogged=0", "unlogged=8"] {
+            check(&limiter, 9).await;
+            let text = events.text();
+            for part in
+                ["policies=\"ten\"", "namespace tsw", &pseudonym, &reason.to_string(), remedy, unlogged]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            assert!(!text.contains("alice"), "an event hides the partition key");
+            assert_eq!(summary(&events).len(), 1, "{reason:?}: one event for many checks");
+            advance(MINUTE).await;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
