@@ -54,6 +54,7 @@ impl Terms {
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
+                limiter.events().admitted_unchecked();
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
                 Ok(Admission::new(Basis::Unchecked(Unchecked(error)), reservation))
             }
@@ -79,6 +80,7 @@ impl Terms {
         let clamps = self.reserve.is_some_and(|reserve| reserve.clamps);
         match fallback.decide(check, share, clamps) {
             Ok(Some((decision, check))) => {
+                limiter.events().admitted_locally();
                 let check = decision.charged_check(check);
                 let reservation = self.reserve.map(|reserve| {
                     let (queue, charged) =

@@ -26,6 +26,10 @@ const CHARGED_UNITS: &str = "rate_limit_charged_units_total";
 const NEAR_LIMIT: &str = "rate_limit_near_limit_total";
 const CHECK_DURATION: &str = "rate_limit_check_duration_seconds";
 const UNAVAILABLE_CHECKS: &str = "rate_limit_unavailable_checks_total";
+const UNDECIDED_ADMISSIONS: &str = "rate_limit_undecided_admissions_total";
+const UNANSWERED_CHECKS: &str = "rate_limit_unanswered_checks_total";
+const WAITING: &str = "rate_limit_waiting_requests";
+const WAIT_DURATION: &str = "rate_limit_wait_duration_seconds";
 const BREAKER_OPEN: &str = "rate_limit_breaker_open";
 const DENY_CACHE_HITS: &str = "rate_limit_deny_cache_hits_total";
 const SETTLEMENTS: &str = "rate_limit_settlements_total";
@@ -54,6 +58,14 @@ pub fn describe_metrics() {
     describe_counter!(NEAR_LIMIT, Unit::Count, "Admitted checks that are near the limit, by policy.");
     describe_histogram!(CHECK_DURATION, Unit::Seconds, "Time until the store has decided a check.");
     describe_counter!(UNAVAILABLE_CHECKS, Unit::Count, "Checks without a decision, by reason.");
+    describe_counter!(
+        UNDECIDED_ADMISSIONS,
+        Unit::Count,
+        "Requests that the outage rule has admitted without a decision of the store, by outcome."
+    );
+    describe_counter!(UNANSWERED_CHECKS, Unit::Count, "Checks that were sent to Redis and got no reply.");
+    describe_gauge!(WAITING, Unit::Count, "Requests that wait until their limit admits them.");
+    describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests have waited, by outcome.");
     describe_gauge!(BREAKER_OPEN, Unit::Count, "Circuit breakers that are open or half-open, by server.");
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
     describe_counter!(
@@ -81,6 +93,8 @@ pub(super) struct LimiterMetrics {
     unrouted: RequestMetrics,
     /// By the discriminant of the reason.
     unavailable: Vec<Series>,
+    unchecked: Series,
+    local_fallback: Series,
     duration: Series,
     deny_cache_hits: Series,
     settled: Series,
@@ -108,24 +122,27 @@ impl LimiterMetrics {
         describe_metrics();
         let unavailable =
             |reason: &Reason| Series::new(UNAVAILABLE_CHECKS, vec![label("reason", reason.name())]);
-        let settlements = |outcome| Series::new(SETTLEMENTS, vec![label("outcome", outcome)]);
+        let by_outcome = |name, outcome| Series::new(name, vec![label("outcome", outcome)]);
         let metrics = Self {
             policies: ByName::new(policies.iter().map(Policy::name), PolicyMetrics::new, |_| {}),
             routes: ByName::new([], |route| RequestMetrics::new(Some(route)), RequestMetrics::register),
             unrouted: RequestMetrics::new(None),
             unavailable: Reason::ALL.iter().map(unavailable).collect(),
+            unchecked: by_outcome(UNDECIDED_ADMISSIONS, "unchecked"),
+            local_fallback: by_outcome(UNDECIDED_ADMISSIONS, "local_fallback"),
             duration: Series::new(CHECK_DURATION, vec![]),
             deny_cache_hits: Series::new(DENY_CACHE_HITS, vec![]),
-            settled: settlements("done"),
-            lost_settlements: settlements("lost"),
-            leased: LeasedUnits::NAMES.map(|name| Series::new(LEASED_UNITS, vec![label("outcome", name)])),
+            settled: by_outcome(SETTLEMENTS, "done"),
+            lost_settlements: by_outcome(SETTLEMENTS, "lost"),
+            leased: LeasedUnits::NAMES.map(|name| by_outcome(LEASED_UNITS, name)),
         };
         // An alert may ask for these. Registered, they are 0 and not absent before their first values.
         drop(counter!(LOST_ROLLBACKS));
         drop(counter!(INTERRUPTED_UNITS));
         metrics.policies.known().for_each(PolicyMetrics::register);
         metrics.unrouted.register();
-        let counters = [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements];
+        let Self { deny_cache_hits, settled, lost_settlements, unchecked, local_fallback, .. } = &metrics;
+        let counters = [deny_cache_hits, settled, lost_settlements, unchecked, local_fallback];
         for counter in counters.into_iter().chain(&metrics.unavailable) {
             drop(counter.counter());
         }
@@ -188,6 +205,14 @@ impl LimiterMetrics {
             Some(route) => self.routes.with(route, |requests| requests.count(outcome)),
             None => self.unrouted.count(outcome),
         }
+    }
+
+    pub(super) fn admitted_unchecked(&self) {
+        self.unchecked.count(1);
+    }
+
+    pub(super) fn admitted_locally(&self) {
+        self.local_fallback.count(1);
     }
 
     pub(super) fn leased(&self, units: LeasedUnits, count: u64) {

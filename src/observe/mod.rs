@@ -226,6 +226,18 @@ impl LimiterEvents {
         }
     }
 
+    /// Counts a request that the outage rule has admitted without a check.
+    pub(crate) fn admitted_unchecked(&self) {
+        self.counters.admitted_unchecked();
+        self.metrics.admitted_unchecked();
+    }
+
+    /// Counts a request that the local fallback has admitted.
+    pub(crate) fn admitted_locally(&self) {
+        self.counters.admitted_locally();
+        self.metrics.admitted_locally();
+    }
+
     /// Counts the decision of a check that is not a peek. Logs a denial, and shadow pairs that would have denied an admitted check,
     /// at the level `debug`.
     #[inline]

@@ -21,6 +21,10 @@ impl LimiterMetrics {
 
     pub(super) fn unavailable(&self, _: &[Pair], _: Reason) {}
 
+    pub(super) fn admitted_unchecked(&self) {}
+
+    pub(super) fn admitted_locally(&self) {}
+
     pub(super) fn denied_key(&self, _: &str) {}
 
     pub(super) fn answered(&self, _: Instant) {}

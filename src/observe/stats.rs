@@ -31,6 +31,10 @@ pub struct Stats {
     pub denied_from_cache: u64,
     /// The number of checks without a decision, whatever the outage rule did with them. A check that cannot be made counts, too.
     pub unavailable: u64,
+    /// The number of requests that were admitted without a check, because the outage rule is to fail open.
+    pub unchecked: u64,
+    /// The number of requests that the local fallback has admitted.
+    pub local_fallback: u64,
     /// The number of checks without a decision for each reason that has occurred.
     pub reasons: Vec<(Reason, u64)>,
     /// The number of admitted checks that are [near the limit](crate::LimiterBuilder::near_limit) of at least one policy.
@@ -81,6 +85,8 @@ pub(crate) struct LimiterCounters {
     shadow_denied: AtomicU64,
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
+    unchecked: AtomicU64,
+    local_fallback: AtomicU64,
     near_limit: AtomicU64,
     settlements: AtomicU64,
     leased: [AtomicU64; LeasedUnits::NAMES.len()],
@@ -151,6 +157,16 @@ impl LimiterCounters {
         }
     }
 
+    /// Counts a request that the outage rule has admitted without a check.
+    pub(crate) fn admitted_unchecked(&self) {
+        increment(&self.unchecked);
+    }
+
+    /// Counts a request that the local fallback has admitted.
+    pub(crate) fn admitted_locally(&self) {
+        increment(&self.local_fallback);
+    }
+
     /// Counts leased units.
     pub(crate) fn leased(&self, units: LeasedUnits, count: u64) {
         if let Some(counter) = self.leased.get(units as usize) {
@@ -177,6 +193,8 @@ impl LimiterCounters {
             shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),
+            unchecked: count(&self.unchecked),
+            local_fallback: count(&self.local_fallback),
             unavailable: reasons.iter().map(|(_, checks)| checks).sum(),
             reasons,
             near_limit: count(&self.near_limit),

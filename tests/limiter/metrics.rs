@@ -264,6 +264,35 @@ async fn checks_that_cannot_be_made_have_no_decision() {
     assert_eq!(stats.unavailable, 6);
 }
 
+#[tokio::test(start_paused = true)]
+async fn admissions_without_store_count_by_outcome() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let share = OutageRule::LocalFallback(Share::among(1).unwrap());
+    for (rule, in_stats) in
+        [(OutageRule::FailOpen, [4, 0]), (share, [0, 4]), (OutageRule::FailClosed, [0, 0])]
+    {
+        let backend = Remote(FakeBackend::unavailable(Reason::Connection));
+        let limiter = Limiter::builder(backend).policy(policy("p", 10)).outage(rule).build().unwrap();
+        let series = r#"undecided_admissions_total{outcome="unchecked"}"#;
+        assert!(Scrape::of(&recorder.handle()).has(series));
+        let _ = limiter.admit(alice()).await;
+        let _ = limiter.wait(alice(), SECOND).await;
+        let _ = limiter.reserve(alice()).await;
+        let _ = limiter.take_up_to(alice(), 2).await;
+        // No rule admits these, or applies to them.
+        let _ = limiter.check(alice()).await;
+        limiter.admit(vec![Pair::new(alice(), policy("p", 10), 1); 2]).await.unwrap_err();
+        if rule == share {
+            limiter.admit((alice(), 9)).await.unwrap_err();
+        }
+        let stats = limiter.stats();
+        assert_eq!([stats.unchecked, stats.local_fallback], in_stats, "{rule:?}");
+    }
+    let outcomes = [(r#"outcome="local_fallback""#, 4.0), (r#"outcome="unchecked""#, 4.0)];
+    assert_eq!(Scrape::of(&recorder.handle()).non_zero("undecided_admissions_total"), outcomes);
+}
+
 #[tokio::test]
 async fn settlements_and_evictions_are_counted() {
     let recorder = recorder();
