@@ -321,6 +321,11 @@ pub(super) fn rollback_lost() {
 }
 
 #[cfg(feature = "redis")]
+pub(super) fn check_unanswered() {
+    counter!(UNANSWERED_CHECKS).increment(1);
+}
+
+#[cfg(feature = "redis")]
 pub(super) fn units_interrupted(units: u64) {
     counter!(INTERRUPTED_UNITS).increment(units);
 }

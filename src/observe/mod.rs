@@ -5,6 +5,8 @@
 
 // Without the feature `tracing` all events are no-ops, and without `metrics` all metrics, so that no call site needs a `cfg`.
 
+#[cfg(feature = "redis")]
+use std::sync::atomic::AtomicU64;
 use std::{
     error::Error,
     sync::atomic::{AtomicBool, Ordering},
@@ -381,6 +383,13 @@ pub(crate) fn interrupted_units(units: u64, all: u64, throttle: &Throttle) {
 pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle) {
     metrics::rollback_lost();
     throttle.log(|unlogged| events::lost_rollback(lost, error, unlogged));
+}
+
+/// Counts a check that was sent and got no reply.
+#[cfg(feature = "redis")]
+pub(crate) fn unanswered(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+    metrics::check_unanswered();
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.

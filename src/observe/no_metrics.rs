@@ -55,6 +55,9 @@ impl BreakerMetrics {
 pub(super) fn rollback_lost() {}
 
 #[cfg(feature = "redis")]
+pub(super) fn check_unanswered() {}
+
+#[cfg(feature = "redis")]
 pub(super) fn units_interrupted(_: u64) {}
 
 pub(crate) fn evicted(_: u64) {}

@@ -18,7 +18,10 @@ use super::{
         reserve,
     },
 };
-use crate::support::server::{Engine, Server};
+use crate::support::{
+    scrape::{Scrape, recorder},
+    server::{Engine, Server},
+};
 
 /// Makes one charge through a connection that breaks after the server has run the script. Asserts that it is charged once.
 async fn assert_charged_once(limiter: &Limiter, proxy: &Proxy, server: &Server, cut: Cut) {
@@ -41,14 +44,19 @@ async fn assert_charged_once(limiter: &Limiter, proxy: &Proxy, server: &Server, 
 #[tokio::test]
 async fn check_with_lost_reply_is_charged_once() {
     for engine in Engine::ALL {
+        let recorder = recorder();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let unanswered = || Scrape::of(&recorder.handle()).get("unanswered_checks_total");
         let server = Server::start(engine);
         let proxy = Proxy::before(&server).await;
         let backend = RedisBackend::connect(&proxy.url()).await.unwrap();
-        let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
+        let limiter = limiter(backend.clone(), [policy("hourly", 100, HOUR)]);
         let _ = limiter.check(alice()).await.unwrap();
         for cut in Cut::ALL {
             assert_charged_once(&limiter, &proxy, &server, cut).await;
         }
+        assert!(unanswered() >= 1.0, "{engine:?}");
+        assert_eq!(unanswered(), backend.unanswered_checks() as f64, "{engine:?}");
     }
 }
 

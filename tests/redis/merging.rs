@@ -28,7 +28,10 @@ use super::{
         wait_until,
     },
 };
-use crate::support::server::{Engine, Server};
+use crate::support::{
+    scrape::{Scrape, recorder},
+    server::{Engine, Server},
+};
 
 pub type Decided = Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>;
 
@@ -282,6 +285,8 @@ async fn check_dropped_before_write_is_not_sent() {
 async fn check_dropped_after_write_counts_as_unanswered() {
     let server = Server::start(Engine::Redis);
     let proxy = Proxy::before(&server).await;
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
     let backend = merging(&proxy.url()).await;
     let ten = || (0..10).map(|_| one_unit(&backend, alice())).collect::<Vec<_>>();
     // The server knows both scripts.
@@ -298,6 +303,7 @@ async fn check_dropped_after_write_counts_as_unanswered() {
     let left: Vec<u32> = outcomes(checks).await.iter().map(remaining).collect();
     assert_eq!(left, [989, 985, 984, 983, 982, 981, 980], "the others have their replies");
     assert_eq!(backend.unanswered_checks(), 3, "the checks that were dropped");
+    assert_eq!(Scrape::of(&recorder.handle()).get("unanswered_checks_total"), 3.0);
     assert_eq!(used(&server, alice()).await, 20, "all checks are charged");
 }
 

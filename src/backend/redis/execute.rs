@@ -32,6 +32,7 @@ use crate::{
     check::{Check, Purpose, Refund},
     decision::Decision,
     guard::{LAST_TURNS, Pass, ServerAnswer},
+    observe::unanswered,
 };
 
 /// The largest number of times that a command is sent which has not run.
@@ -82,8 +83,8 @@ struct SentCommand<'a> {
 
 impl Drop for SentCommand<'_> {
     fn drop(&mut self) {
-        if let Some(unanswered) = self.unanswered {
-            unanswered.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.unanswered {
+            unanswered(count);
         }
     }
 }
@@ -132,7 +133,7 @@ impl RedisBackend {
                 let decision = script::decision(check, &reply);
                 if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
                     // The script has run, and its outcome is unknown.
-                    self.unanswered.fetch_add(1, Ordering::Relaxed);
+                    unanswered(&self.unanswered);
                 }
                 match pass {
                     Some(pass) => pass.decided(check, decision),

@@ -2,10 +2,7 @@
 
 use std::{
     io, mem,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -22,6 +19,7 @@ use crate::{
     },
     guard::{CallReport, Pass, Permit},
     lock::Lock,
+    observe::unanswered,
 };
 
 /// The largest number of checks in one call. If their keys can hold many records, there are fewer.
@@ -167,8 +165,10 @@ impl Drop for Unanswered<'_> {
             state.end_of_wait = self.pass.deadline;
         }
         if state.is_written {
-            self.count.fetch_add(1, Ordering::Relaxed);
             state.permits.extend(self.pass.permit.take());
+            // The recorder is not asked under the lock.
+            drop(state);
+            unanswered(self.count);
         }
     }
 }
