@@ -40,8 +40,8 @@ type Pairs = SmallVec<[Pair; 1]>;
 /// decision counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
-    /// Whether a request that waits was denied by it before: a further denial is not counted.
-    pub(crate) is_repeated: bool,
+    /// Whether a denied request may wait. Then [`Limiter::wait`](crate::Limiter::wait) counts the denial.
+    pub(crate) may_wait: bool,
     /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
     pub(crate) fails_open: bool,
     /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
@@ -51,7 +51,7 @@ pub(crate) struct Hints {
 
 impl Default for Hints {
     fn default() -> Self {
-        Self { is_repeated: false, fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
+        Self { may_wait: false, fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
     }
 }
 

@@ -140,7 +140,7 @@ impl Limiter {
         // If no answer comes, a known denial denies the check instead of the outage rule.
         let is_denied = || deny_cache.is_some_and(|cache| cache.repeat(check).is_some());
         Hints {
-            is_repeated: check.hints.is_repeated,
+            may_wait: check.hints.may_wait,
             fails_open: fails_open && !is_denied(),
             recently_denied: deny_cache.and_then(|cache| cache.recently_denied(check)),
         }

@@ -12,6 +12,7 @@ use crate::{
     check::{Check, ReleaseListener, ReleaseSignal},
     decision::{Decision, Status, Wait},
     guard::until,
+    observe::{DecidedPairs, WaitMetrics},
     random::jittered,
 };
 
@@ -20,28 +21,52 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
-/// it leaves the queue.
+/// it leaves the queue. Counts the denial of a request that is rejected.
 pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
+    check.hints.may_wait = true;
+    let mut waits = None;
+    let outcome = admit_in_turn(&limiter, &check, terms, at_most, &mut waits).await;
+    if let Err(Rejection::Denied(denied)) = &outcome {
+        limiter.events().decision(denied, DecidedPairs::Check(&check));
+    }
+    if let Some(waits) = waits {
+        waits.end(outcome.is_ok());
+    }
+    outcome
+}
+
+/// Admits a check when its turn has come. Once the request waits, sets `waits`.
+async fn admit_in_turn(
+    limiter: &Limiter,
+    check: &Check,
+    terms: Terms,
+    at_most: Duration,
+    waits: &mut Option<WaitMetrics>,
+) -> AdmitResult {
     let end = Instant::now().checked_add(at_most);
     let ask = |check: &Check| limiter.admit_check(check.clone(), terms);
-    if skips_queue(&check) {
-        match ask(&check).await {
+    if skips_queue(check) {
+        match ask(check).await {
             Err(Rejection::Denied(denied)) if denied.retry_after() != Wait::Never => {}
             outcome => return outcome,
         }
     }
     // Dropping it gives the turn to the next request.
-    let mut ticket = limiter.0.waiters.join(&check, end)?;
+    let mut ticket = limiter.0.waiters.join(check, end)?;
+    if ticket.is_behind_others() {
+        *waits = Some(limiter.events().waits());
+    }
     ticket.turn(end).await?;
     // From here on, no release is missed.
     let signal = Arc::<ReleaseSignal>::default();
     let pairs = check.pairs().iter().enumerate().filter(|(_, pair)| !pair.is_shadow);
     let mut listeners: Vec<_> =
         pairs.map(|(i, pair)| (i, ReleaseListener::new(check.scope(), pair, &signal))).collect();
+    let mut is_delayed = false;
     let holds = check.pairs().iter().any(|pair| !pair.is_shadow && pair.policy.properties().is_held);
     loop {
         listeners.iter_mut().for_each(|(_, listener)| listener.asks());
-        let outcome = ask(&check).await;
+        let outcome = ask(check).await;
         tell(&mut listeners, &outcome);
         let Err(Rejection::Denied(denied)) = outcome else { return outcome };
         // The store has decided before this instant, so the request does not ask again too early.
@@ -54,6 +79,10 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
         match at {
             // From the end of the known wait on, a release may admit the requests behind this one.
             Some(at) if ticket.sleeps_until(now + known, &signal) => {
+                if !std::mem::replace(&mut is_delayed, true) {
+                    limiter.events().delayed(&denied, check);
+                    waits.get_or_insert_with(|| limiter.events().waits());
+                }
                 if until(at, signal.released()).await.is_some() && !holds {
                     sleep_until(at.min(now + PAUSE)).await;
                 }
@@ -61,7 +90,6 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
-        check.hints.is_repeated = true;
     }
 }
 

@@ -234,6 +234,11 @@ impl QueueTicket {
         }
     }
 
+    /// Returns whether others of the queue were ahead of this entry when it joined, and it has not waited for its turn yet.
+    pub(super) fn is_behind_others(&self) -> bool {
+        self.woken.is_some()
+    }
+
     /// States that the first entry, which this must be, asks the store now.
     pub(super) fn asks(&self) {
         if let Some(queue) = self.waiters.queues.lock().by_key.get_mut(&self.key) {

@@ -139,7 +139,7 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
     );
 }
 
-pub(super) fn denied(decision: &Decision, pseudonym: impl FnOnce() -> Option<String>) {
+pub(super) fn denied(decision: &Decision, outcome: &str, pseudonym: impl FnOnce() -> Option<String>) {
     // A field is computed only if the event is logged, which it usually is not.
     event!(
         debug,
@@ -148,7 +148,7 @@ pub(super) fn denied(decision: &Decision, pseudonym: impl FnOnce() -> Option<Str
         wait = decision.longest_wait().map(|status| tracing::field::display(wait_text(status.retry_after()))),
         cached = decision.is_cached(),
         pseudonym = pseudonym(),
-        "denied",
+        "{outcome}",
     );
 }
 

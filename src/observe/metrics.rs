@@ -4,7 +4,7 @@
 //! No label contains a partition key or a path. That of the denied keys begins a pseudonym of a key.
 
 use metrics::{
-    Gauge, Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    Gauge, Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
 };
 use tokio::time::Instant;
 
@@ -109,6 +109,7 @@ struct PolicyMetrics {
     denied: Series,
     denied_from_cache: Series,
     shadow_denied: Series,
+    delayed: Series,
     unavailable: Series,
     charged_units: Series,
     near_limit: Series,
@@ -138,7 +139,7 @@ impl LimiterMetrics {
         };
         // An alert may ask for these. Registered, they are 0 and not absent before their first values.
         drop(counter!(LOST_ROLLBACKS));
-        drop(counter!(INTERRUPTED_UNITS));
+        drop((counter!(INTERRUPTED_UNITS), counter!(UNANSWERED_CHECKS), gauge!(WAITING)));
         metrics.policies.known().for_each(PolicyMetrics::register);
         metrics.unrouted.register();
         let Self { deny_cache_hits, settled, lost_settlements, unchecked, local_fallback, .. } = &metrics;
@@ -172,6 +173,18 @@ impl LimiterMetrics {
                     (false, true) => {}
                 }
             });
+        }
+        if decision.is_cached() {
+            self.deny_cache_hits.count(1);
+        }
+    }
+
+    /// Counts the first denial of a request that waits.
+    pub(super) fn delayed(&self, decision: &Decision) {
+        for status in decision.statuses() {
+            if !status.is_shadow() && !status.retry_after().is_zero() {
+                self.policies.with(status.policy().name(), |policy| policy.delayed.count(1));
+            }
         }
         if decision.is_cached() {
             self.deny_cache_hits.count(1);
@@ -241,6 +254,7 @@ impl PolicyMetrics {
             denied: decisions("denied"),
             denied_from_cache: decisions("denied_from_cache"),
             shadow_denied: decisions("shadow_denied"),
+            delayed: decisions("delayed"),
             unavailable: decisions("unavailable"),
             charged_units: plain(CHARGED_UNITS),
             near_limit: plain(NEAR_LIMIT),
@@ -248,7 +262,8 @@ impl PolicyMetrics {
     }
 
     fn register(&self) {
-        let denials = [&self.denied, &self.denied_from_cache, &self.shadow_denied, &self.unavailable];
+        let denials =
+            [&self.denied, &self.denied_from_cache, &self.shadow_denied, &self.delayed, &self.unavailable];
         for counter in denials.into_iter().chain([&self.admitted, &self.charged_units, &self.near_limit]) {
             drop(counter.counter());
         }
@@ -272,6 +287,35 @@ impl RequestMetrics {
         if let Some(counter) = self.0.get(outcome as usize) {
             counter.count(1);
         }
+    }
+}
+
+/// A request that waits. Dropping it ends the wait.
+pub(crate) struct WaitMetrics {
+    began: Instant,
+    /// The gauge that counts this request.
+    waiting: Gauge,
+    outcome: &'static str,
+}
+
+impl WaitMetrics {
+    pub(super) fn begin() -> Self {
+        let waiting = gauge!(WAITING);
+        waiting.increment(1.0);
+        Self { began: Instant::now(), waiting, outcome: "dropped" }
+    }
+
+    /// Ends the wait of a request that is admitted, or else rejected.
+    pub(crate) fn end(mut self, is_admitted: bool) {
+        self.outcome = if is_admitted { "admitted" } else { "rejected" };
+    }
+}
+
+impl Drop for WaitMetrics {
+    fn drop(&mut self) {
+        self.waiting.decrement(1.0);
+        let duration = Series::new(WAIT_DURATION, vec![label("outcome", self.outcome)]);
+        duration.histogram().record(self.began.elapsed());
     }
 }
 

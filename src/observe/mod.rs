@@ -49,7 +49,7 @@ pub(crate) use lifetime::{Lifetime, new_limits};
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
 pub use metrics::describe_metrics;
-pub(crate) use metrics::evicted;
+pub(crate) use metrics::{WaitMetrics, evicted};
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 pub(crate) use server_breaker::ServerBreaker;
@@ -175,8 +175,8 @@ impl LimiterEvents {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
-    /// Counts the outcome of a check that is no peek and no debit. A repeated denial of a request that waits is not counted. Warns, at most
-    /// once per minute, that a storage bound is reached. `started` is the instant at which the store was asked, or `None` if it was not
+    /// Counts the outcome of a check that is no peek and no debit. The denial of a request that may wait is counted by
+    /// [`Limiter::wait`](crate::Limiter::wait). Warns about an error of one check. `started` is the instant at which the store was asked, or `None` if it was not
     /// asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
@@ -189,7 +189,7 @@ impl LimiterEvents {
         match outcome {
             // A lease request counts as the check itself, whose decision states more remaining quota.
             Ok(decision) if check.purpose() == Purpose::Lease && !decision.is_cached() => {}
-            Ok(decision) if is_counted && (decision.is_admitted() || !check.hints.is_repeated) => {
+            Ok(decision) if is_counted && (decision.is_admitted() || !check.hints.may_wait) => {
                 self.decision(decision, DecidedPairs::Check(check));
             }
             Ok(_) => {}
@@ -240,6 +240,20 @@ impl LimiterEvents {
         self.metrics.admitted_locally();
     }
 
+    /// Counts the first denial of a request that waits.
+    pub(crate) fn delayed(&self, decision: &Decision, check: &Check) {
+        self.counters.delayed();
+        self.metrics.delayed(decision);
+        events::denied(decision, "delayed", || {
+            self.pseudonym(DecidedPairs::Check(check).denied_key(decision)?)
+        });
+    }
+
+    /// Begins to count a request that waits, until the result is dropped.
+    pub(crate) fn waits(&self) -> WaitMetrics {
+        WaitMetrics::begin()
+    }
+
     /// Counts the decision of a check that is not a peek. Logs a denial, and shadow pairs that would have denied an admitted check,
     /// at the level `debug`.
     #[inline]
@@ -261,7 +275,7 @@ impl LimiterEvents {
             if let Some(pseudonym) = self.counters.denied(decision, key, secret) {
                 self.metrics.denied_key(&pseudonym);
             }
-            events::denied(decision, || self.pseudonym(key?));
+            events::denied(decision, "denied", || self.pseudonym(key?));
         }
     }
 

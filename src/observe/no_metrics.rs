@@ -21,6 +21,8 @@ impl LimiterMetrics {
 
     pub(super) fn unavailable(&self, _: &[Pair], _: Reason) {}
 
+    pub(super) fn delayed(&self, _: &Decision) {}
+
     pub(super) fn admitted_unchecked(&self) {}
 
     pub(super) fn admitted_locally(&self) {}
@@ -36,6 +38,16 @@ impl LimiterMetrics {
     pub(super) fn settled(&self) {}
 
     pub(super) fn settlement_lost(&self) {}
+}
+
+pub(crate) struct WaitMetrics;
+
+impl WaitMetrics {
+    pub(super) fn begin() -> Self {
+        Self
+    }
+
+    pub(crate) fn end(self, _: bool) {}
 }
 
 pub(super) struct BreakerMetrics;

@@ -25,8 +25,11 @@ pub struct Stats {
     pub admitted: u64,
     /// The number of admitted checks that a [shadow policy](crate::Policy::shadow) would have denied. They count as admitted, too.
     pub shadow_denied: u64,
-    /// The number of denied checks, including those from the deny cache.
+    /// The number of denied checks, including those from the deny cache. The denials of a request that [waits](crate::Limiter::wait) do
+    /// not count, unless it is rejected in the end.
     pub denied: u64,
+    /// The number of requests that [wait](crate::Limiter::wait) because they were denied, or have waited.
+    pub delayed: u64,
     /// The number of denied checks that the deny cache has answered.
     pub denied_from_cache: u64,
     /// The number of checks without a decision, whatever the outage rule did with them. A check that cannot be made counts, too.
@@ -85,6 +88,7 @@ pub(crate) struct LimiterCounters {
     shadow_denied: AtomicU64,
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
+    delayed: AtomicU64,
     unchecked: AtomicU64,
     local_fallback: AtomicU64,
     near_limit: AtomicU64,
@@ -157,6 +161,11 @@ impl LimiterCounters {
         }
     }
 
+    /// Counts the first denial of a request that waits.
+    pub(crate) fn delayed(&self) {
+        increment(&self.delayed);
+    }
+
     /// Counts a request that the outage rule has admitted without a check.
     pub(crate) fn admitted_unchecked(&self) {
         increment(&self.unchecked);
@@ -193,6 +202,7 @@ impl LimiterCounters {
             shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),
+            delayed: count(&self.delayed),
             unchecked: count(&self.unchecked),
             local_fallback: count(&self.local_fallback),
             unavailable: reasons.iter().map(|(_, checks)| checks).sum(),

@@ -7,18 +7,21 @@ use std::{
 
 use tokio::{
     task::{JoinHandle, JoinSet, yield_now},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
-    Admission, Algorithm, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy,
-    Rejection, Wait,
+    Admission, Algorithm, Costs, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey,
+    Policy, Rejection, Wait,
     backend::{Backend, BackendError, Check, Pair, Reason, Refund},
     policy::Rate,
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
 use super::{alice, now};
-use crate::http::{MINUTE, SECOND};
+use crate::{
+    http::{MINUTE, SECOND},
+    support::scrape::{Scrape, recorder},
+};
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -607,7 +610,8 @@ async fn reset_and_unblock_wake_first_waiter() {
         let _ = limiter.wait(alice(), SECOND).await.unwrap();
         assert_eq!(journal.admitted(), [("a", 2_000), ("b", 2_000), ("c", 2_000)]);
         assert_eq!((journal.now(), backend.checks().len()), (2_000, asked + 4));
-        assert_eq!(limiter.stats().denied, 1, "a request that waits counts as one denial");
+        let stats = limiter.stats();
+        assert_eq!((stats.delayed, stats.denied), (1, 0), "a request that waits counts once");
     }
 }
 
@@ -630,7 +634,8 @@ async fn settlement_wakes_first_waiter() {
     sleep(SECOND).await;
     assert_eq!(journal.admitted(), [("fifteen", 2_000), ("four", 2_000)]);
     assert_eq!(backend.checks().len(), 10 + 3 + 1, "each settlement makes the first request ask once");
-    assert_eq!((limiter.stats().admitted, limiter.stats().denied), (12, 1));
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.delayed, stats.denied), (12, 1, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -691,7 +696,8 @@ async fn repeated_denials_of_waiter_count_once() {
     drop(running);
     let _ = waiter.await.unwrap().unwrap();
     let stats = limiter.stats();
-    assert_eq!((stats.admitted, stats.denied, limiter.most_denied(1)[0].denials), (2, 1, 1));
+    assert_eq!((stats.admitted, stats.delayed, stats.denied), (2, 1, 0));
+    assert_eq!(limiter.most_denied(1), []);
 }
 
 /// Returns the pairs of a request of a user: the account that all users share, and the user, whose queue is its own.
@@ -781,4 +787,63 @@ async fn denied_request_that_leaves_passes_release_on() {
     waits[0].abort();
     sleep(2 * MINUTE).await;
     assert!(waits[1].is_finished(), "10 of 10 units remain, and the request sleeps for an hour");
+}
+
+/// A healthy queue denies nothing: its requests are delayed, and then admitted.
+#[tokio::test(start_paused = true)]
+async fn waits_are_measured_and_are_no_denials() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let scrape = || Scrape::of(&recorder.handle());
+    let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND));
+    let limiter = builder.policy(Policy::gate("gate").unwrap()).build().unwrap();
+    assert!(
+        scrape().has("waiting_requests")
+            && scrape().has(r#"decisions_total{policy="gate",outcome="delayed"}"#)
+    );
+    // It does not wait.
+    let _ = limiter.wait(alice(), MINUTE).await.unwrap();
+    assert_eq!(scrape().non_zero("wait_duration_seconds_count"), []);
+    // The second one waits behind the first one.
+    let two = [(); 2].map(|()| tokio::spawn(limiter.wait(alice(), MINUTE)));
+    sleep(SECOND / 2).await;
+    assert_eq!((scrape().get("waiting_requests"), limiter.waiting()), (2.0, 2));
+    for wait in two {
+        let _ = wait.await.unwrap().unwrap();
+    }
+    assert_eq!((limiter.stats().delayed, limiter.stats().denied, limiter.most_denied(1)), (2, 0, vec![]));
+    assert!(timeout(SECOND / 2, limiter.wait(alice(), MINUTE)).await.is_err());
+    // It is rejected at once.
+    limiter.wait(alice(), MILLI).await.unwrap_err();
+    // It has waited, and is rejected in the end.
+    limiter.block(alice(), SECOND).await.unwrap();
+    let free = Costs::new().policy("units", 0);
+    let late = tokio::spawn(limiter.wait((alice(), free), 2 * SECOND));
+    sleep(SECOND / 2).await;
+    limiter.block(alice(), MINUTE).await.unwrap();
+    late.await.unwrap().unwrap_err();
+    let late = tokio::spawn(limiter.wait((alice(), 1), MINUTE + SECOND));
+    sleep(SECOND).await;
+    limiter.block(alice(), 2 * MINUTE).await.unwrap();
+    late.await.unwrap().unwrap_err();
+
+    let scrape = scrape();
+    assert_eq!(scrape.get("waiting_requests"), 0.0);
+    let waits =
+        [(r#"outcome="admitted""#, 2.0), (r#"outcome="dropped""#, 1.0), (r#"outcome="rejected""#, 2.0)];
+    assert_eq!(scrape.non_zero("wait_duration_seconds_count"), waits);
+    let admitted = scrape.get(r#"wait_duration_seconds_sum{outcome="admitted"}"#);
+    assert!((3.0..3.1).contains(&admitted), "{admitted}");
+    let decisions = [
+        (r#"policy="gate",outcome="admitted""#, 3.0),
+        (r#"policy="gate",outcome="delayed""#, 2.0),
+        (r#"policy="gate",outcome="denied""#, 2.0),
+        (r#"policy="units",outcome="admitted""#, 3.0),
+        (r#"policy="units",outcome="delayed""#, 3.0),
+        (r#"policy="units",outcome="denied_from_cache""#, 1.0),
+    ];
+    assert_eq!(scrape.non_zero("decisions_total"), decisions);
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.delayed, stats.denied), (3, 5, 3));
+    assert_eq!(limiter.most_denied(1)[0].denials, 3);
 }
