@@ -23,6 +23,8 @@ pub struct Service {
     site: Site,
     /// Its charges are estimates.
     pub limiter: Limiter,
+    /// Its requests wait.
+    paced: Limiter,
 }
 
 fn policy(name: &str, quota: u32) -> Policy {
@@ -43,9 +45,12 @@ fn twice(_: &Head<'_>) -> Result<Draft, KeyError> {
 impl Service {
     /// Starts the service. Its recorder is that of the process.
     pub async fn start(redis: &str) -> Self {
-        let duration = Matcher::Full("rate_limit_check_duration_seconds".to_owned());
+        let [duration, wait] =
+            ["check", "wait"].map(|name| Matcher::Full(format!("rate_limit_{name}_duration_seconds")));
         let metrics = PrometheusBuilder::new()
             .set_buckets_for_metric(duration, &[0.000_5, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1])
+            .unwrap()
+            .set_buckets_for_metric(wait, &[0.01, 0.1, 1.0, 10.0])
             .unwrap()
             .install_recorder()
             .unwrap();
@@ -77,7 +82,9 @@ impl Service {
             .merge(limited("/mistake", mistake.build().unwrap()))
             .route("/metrics", get(async move || metrics.render()));
         let limiter = Limiter::builder(redis).policy(policy("estimated", 1_000_000)).build().unwrap();
-        Self { site: Site::serve(app).await, limiter }
+        let pace = Policy::new("pace", 1, Duration::from_millis(20)).unwrap();
+        let paced = Limiter::builder(MemoryBackend::new()).policy(pace).build().unwrap();
+        Self { site: Site::serve(app).await, limiter, paced }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -105,6 +112,10 @@ impl Service {
             for key in 0..3 {
                 get("/full", &format!("{round}-{key}")).await;
             }
+        }
+        let calls = [(); 2].map(|()| self.paced.wait(PartitionKey::new("api", "search"), MINUTE));
+        for call in calls {
+            let _ = call.await.unwrap();
         }
         if let Ok(reservation) = self.limiter.reserve((PartitionKey::new("user", "alice"), 10)).await {
             reservation.settle(3);
