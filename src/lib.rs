@@ -130,6 +130,7 @@ mod drift;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
+mod foreign;
 mod guard;
 mod head;
 mod layer;

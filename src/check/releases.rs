@@ -13,7 +13,7 @@ use super::{
     Pair,
     namespace::{Listeners, Namespace, NeededUnits, PairKey, ReleaseSignal},
 };
-use crate::{key::PartitionKey, policy::Policy};
+use crate::{foreign::contain, key::PartitionKey, policy::Policy};
 
 /// A request that waits for a release of a pair. A release since its creation counts.
 pub(crate) struct ReleaseListener {
@@ -167,8 +167,10 @@ impl Namespace {
         let mut awaited = self.awaited().lock();
         let first = awaited.get_mut(pair).and_then(mark);
         drop(awaited);
-        // A waker may run code of its own, so the lock is free.
-        first.iter().for_each(|first| first.notify.notify_one());
+        // A waker may run code of its own, so the lock is free. Its panic is not one of the caller, which may release other units.
+        if let Some(first) = first {
+            contain(|| first.notify.notify_one());
+        }
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     future::{Future, poll_fn},
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -15,6 +14,7 @@ use crate::{
     backend::DynBackend,
     check::{Check, Refund},
     error::{BackendError, Reason},
+    foreign::contain,
     guard::before,
 };
 
@@ -41,8 +41,8 @@ impl Change {
     /// Makes the changes that need no waiting, and removes them. Returns the latest instant of these changes, or 0 if there were none. If the
     /// backend panics, the change that it was making is lost.
     pub(super) fn make_now(&mut self, backend: &dyn DynBackend) -> ChangedAt {
-        let made = catch_unwind(AssertUnwindSafe(|| self.make_guarded(backend)));
-        made.unwrap_or_else(|_| Err(BackendError::with_source(Reason::Other, PANICKED)))
+        let made = contain(|| self.make_guarded(backend));
+        made.unwrap_or_else(|| Err(BackendError::with_source(Reason::Other, PANICKED)))
     }
 
     fn make_guarded(&mut self, backend: &dyn DynBackend) -> ChangedAt {

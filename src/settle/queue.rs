@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
         Arc,
@@ -27,6 +26,7 @@ use crate::{
     backend::{DynBackend, tokens::TokenStore},
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
+    foreign::contain,
     guard::until,
     lock::Lock,
     now_or_later::NowOrLater,
@@ -212,16 +212,16 @@ impl SettlementQueue {
         }
     }
 
-    /// Returns the result of a settlement, from the instant of its changes. Counts it.
+    /// Returns the result of a settlement, from the instant of its changes. Counts it. A recorder that panics loses no result.
     pub(super) fn settled(&self, outcome: Result<u64, BackendError>) -> Settled {
         match outcome {
             Ok(at_micros) => {
-                self.events.settled();
+                contain(|| self.events.settled());
                 Settled::Done { at_micros }
             }
             Err(error) => {
                 let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-                self.events.settlement_lost(lost, &error);
+                contain(|| self.events.settlement_lost(lost, &error));
                 Settled::Lost(error)
             }
         }
@@ -274,7 +274,7 @@ impl Drop for Worker {
             drop(waiting);
             drop(left);
         }
-        self.queue.idle.notify_waiters();
+        contain(|| self.queue.idle.notify_waiters());
     }
 }
 
@@ -283,16 +283,25 @@ impl Job {
         let Some(change) = self.change.take() else { return };
         let mut work = Box::pin(change.make(self.queue.backend.clone(), self.deadline));
         let changed = poll_fn(|cx| {
-            let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
+            let polled = contain(|| work.as_mut().poll(cx));
             // A panic must not lose the settlements behind it.
-            polled.unwrap_or_else(|_| Poll::Ready(Changed::failed(failed(PANICKED))))
+            polled.unwrap_or_else(|| Poll::Ready(Changed::failed(failed(PANICKED))))
         });
         let changed = changed.await;
         self.confirm(changed);
     }
 
-    fn confirm(&mut self, Changed { is_refunded, at }: Changed) {
-        let Some(Pending { invalidation, begun, confirmation }) = self.pending.take() else { return };
+    fn confirm(&mut self, changed: Changed) {
+        if let Some(pending) = self.pending.take() {
+            // A waker or a recorder that panics must not lose the settlements behind it.
+            contain(|| pending.confirm(&self.queue, changed));
+        }
+    }
+}
+
+impl Pending {
+    fn confirm(self, queue: &SettlementQueue, Changed { is_refunded, at }: Changed) {
+        let Self { invalidation, begun, confirmation } = self;
         // The invalidation comes first: the caller may use the refunded units at once.
         if let Some(mut invalidation) = invalidation
             && is_refunded
@@ -303,11 +312,11 @@ impl Job {
         match confirmation {
             Confirmation::Settlement(confirmation, _begun) => {
                 // The receiver may have been dropped.
-                let _ = confirmation.send(self.queue.settled(outcome));
+                let _ = confirmation.send(queue.settled(outcome));
             }
             Confirmation::Returned(units) => {
                 let outcome = outcome.map_or(LeasedUnits::Lost, |_| LeasedUnits::Returned);
-                self.queue.events.leased(outcome, units.into());
+                queue.events.leased(outcome, units.into());
             }
         }
     }
