@@ -120,6 +120,9 @@ struct PolicyData {
     /// The boundaries of a calendar period, around an earlier instant.
     #[cfg(feature = "calendar")]
     boundaries: crate::lock::Lock<Boundaries>,
+    /// Whether a count has read a period that begins earlier than the counted one, and no warning was tried since.
+    #[cfg(feature = "calendar")]
+    has_earlier_period: AtomicBool,
     /// The policy in responses, made when it is first needed.
     text: OnceLock<PolicyText>,
 }
@@ -212,6 +215,8 @@ impl Policy {
             warned,
             #[cfg(feature = "calendar")]
             boundaries: Default::default(),
+            #[cfg(feature = "calendar")]
+            has_earlier_period: AtomicBool::new(false),
             text: OnceLock::new(),
         }))
     }
@@ -776,6 +781,23 @@ impl Policy {
     /// Returns whether a warning that is logged once has been logged. All clones share it.
     pub(crate) fn has_warned(&self, warning: PolicyWarning) -> &AtomicBool {
         &self.0.warned[warning as usize]
+    }
+
+    /// Notes that the period of this policy begins earlier than the counted one. The caller holds the lock of the count, so the warning
+    /// comes later.
+    #[cfg(feature = "calendar")]
+    pub(crate) fn note_earlier_period(&self) {
+        if !self.has_warned(PolicyWarning::EarlierPeriod).load(Ordering::Relaxed) {
+            self.0.has_earlier_period.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether an earlier period was noted since the last call.
+    #[cfg(feature = "calendar")]
+    #[inline]
+    pub(crate) fn take_earlier_period(&self) -> bool {
+        let noted = &self.0.has_earlier_period;
+        noted.load(Ordering::Relaxed) && noted.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bans;
 mod metrics;
+mod observers;
 mod one_policy;
 mod operations;
 mod policy_files;

@@ -5,6 +5,7 @@ pub mod cluster_rows;
 pub mod delay;
 pub mod events;
 pub mod key_name;
+pub mod observer;
 pub mod refund_attack;
 pub mod scrape;
 pub mod sentinel;

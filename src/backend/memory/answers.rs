@@ -1,6 +1,6 @@
 //! The answers of an API that a memory backend has learned.
 
-use super::state::MemoryState;
+use super::state::{MemoryState, Unreported};
 use crate::{
     backend::BackendError,
     check::{Check, PairKey, Purpose},
@@ -10,9 +10,16 @@ use crate::{
 impl MemoryState {
     /// Decides a check. That of an answer charges the difference if the answer is new and applies, and otherwise peeks.
     pub(super) fn learn(&self, check: &Check) -> Result<Decision, BackendError> {
+        let mut unreported = Unreported::default();
+        let decided = self.learn_unreported(check, &mut unreported);
+        unreported.report();
+        decided
+    }
+
+    fn learn_unreported(&self, check: &Check, unreported: &mut Unreported) -> Result<Decision, BackendError> {
         let (Purpose::LeaveAtMost { at_micros, holds_micros }, [pair]) = (check.purpose(), check.pairs())
         else {
-            return self.decide(check);
+            return self.decide(check, unreported);
         };
         // Under this lock, so that the second reader of an answer sees the first.
         let mut answers = self.answers.lock();
@@ -23,14 +30,14 @@ impl MemoryState {
         let is_known = newest.is_some_and(|at| at_micros <= at && at <= now + window);
         let applies = at_micros <= now && now < at_micros.saturating_add(holds_micros.min(window));
         if is_known || !applies {
-            return self.decide(&check.clone().costing(0).with_purpose(Purpose::Peek));
+            return self.decide(&check.clone().costing(0).with_purpose(Purpose::Peek), unreported);
         }
         // A known pair needs no room, but expired answers leave.
         let room = answers.make_room(now, self.max_keys);
         if newest.is_none() {
             room?;
         }
-        let decision = self.decide(check)?;
+        let decision = self.decide(check, unreported)?;
         answers.insert(key, at_micros + window + self.keep_idle, at_micros);
         Ok(decision)
     }

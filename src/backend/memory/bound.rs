@@ -4,14 +4,13 @@ use std::sync::atomic::Ordering;
 
 use super::{
     shard::{KeyShard, SHARDS},
-    state::{DecisionAttempt, MemoryState, NewShadows},
+    state::{DecisionAttempt, MemoryState, NewShadows, Unreported},
 };
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose},
     decision::Decision,
     key::PartitionKey,
-    observe,
 };
 
 /// The number of partition keys that are sampled for an eviction.
@@ -22,7 +21,11 @@ const MAX_EVICTED_SHARE: f64 = 0.5;
 impl MemoryState {
     /// Decides a check for which there was no room: removes the idle keys of all shards, and then evicts keys.
     #[cold]
-    pub(super) fn decide_at_bound(&self, check: &Check) -> Result<Decision, BackendError> {
+    pub(super) fn decide_at_bound(
+        &self,
+        check: &Check,
+        unreported: &mut Unreported,
+    ) -> Result<Decision, BackendError> {
         self.remove_all_idle();
         // The room of evicted keys. Until this check needs it, no other check takes it.
         let mut room = 0;
@@ -35,12 +38,13 @@ impl MemoryState {
                 Ok(DecisionAttempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
                     new_shadows = NewShadows::LeftOut;
                 }
-                Ok(DecisionAttempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard)
-                {
-                    None => break Err(BackendError::new(Reason::Full)),
-                    // Fewer than are missing if other checks have evicted or charged them. Then try again.
-                    Some(made) => room += made,
-                },
+                Ok(DecisionAttempt::NoRoom { missing, shard }) => {
+                    match self.make_room(check, missing, shard, unreported) {
+                        None => break Err(BackendError::new(Reason::Full)),
+                        // Fewer than are missing if other checks have evicted or charged them. Then try again.
+                        Some(made) => room += made,
+                    }
+                }
                 Err(error) => break Err(error),
             }
         };
@@ -56,7 +60,13 @@ impl MemoryState {
     ///
     /// The sample is of the shard of the new key, so that the shards keep their sizes. Clients cannot choose it, because the hash
     /// is random. If the shard has few keys, the sample continues in the next ones.
-    fn make_room(&self, check: &Check, missing: usize, shard: usize) -> Option<usize> {
+    fn make_room(
+        &self,
+        check: &Check,
+        missing: usize,
+        shard: usize,
+        unreported: &mut Unreported,
+    ) -> Option<usize> {
         if self.rejects_when_full.load(Ordering::Relaxed) {
             return None;
         }
@@ -94,7 +104,7 @@ impl MemoryState {
             evicted += 1;
             self.evicted_keys.fetch_add(1, Ordering::Relaxed);
             self.evicted_units.fetch_add(units, Ordering::Relaxed);
-            observe::evicted(units);
+            unreported.evicted.push(units);
         }
         Some(evicted)
     }

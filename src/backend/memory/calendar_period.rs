@@ -4,7 +4,6 @@ use super::count::{Count, Forecast, UsageReading, monotonic_instant};
 use crate::{
     backend::generation::{Generation, Generations},
     check::Receipt,
-    observe,
     policy::Policy,
 };
 
@@ -56,7 +55,7 @@ impl Count for CalendarPeriod {
             }
             Some(_) => {
                 if period.start < begin {
-                    observe::earlier_period(policy);
+                    policy.note_earlier_period();
                 }
                 // A charge does not move the stored end: that of a busy client might never come.
                 (end.min(period.end), Self { last: clock, ..*self })

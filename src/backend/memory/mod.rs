@@ -170,7 +170,13 @@ impl MemoryBackend {
         pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        self.0.decide_key(namespace, pairs, &purpose)
+        let decided = self.0.decide_key(namespace, pairs, &purpose);
+        // No lock is held.
+        #[cfg(feature = "calendar")]
+        for pair in pairs.iter().filter(|pair| pair.policy.take_earlier_period()) {
+            crate::observe::earlier_period(pair.policy);
+        }
+        decided
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {

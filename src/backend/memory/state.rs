@@ -14,12 +14,15 @@ use super::{
     expiring::Expiring,
     shard::{KeyShard, LockedShards, NotDecided, PairReading, SHARDS, read, shard_of},
 };
+#[cfg(feature = "calendar")]
+use crate::policy::Policy;
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
     check::{Check, MAX_PAIRS, Namespace, Pair, PairKey, PairRef, Purpose, Receipt, Refund},
     decision::{Decision, PartialSource, Status, Statuses},
     key::PartitionKey,
     lock::Lock,
+    observe,
     per_thread::Apart,
 };
 
@@ -87,6 +90,24 @@ pub(super) enum NewShadows {
     LeftOut,
 }
 
+/// What a decision leaves for a recorder and a subscriber. They may use the backend, so they learn of it when all locks are free.
+#[derive(Default)]
+pub(super) struct Unreported {
+    /// The units in use of each evicted key.
+    pub(super) evicted: Vec<u64>,
+    /// The policies that have noted an earlier period.
+    #[cfg(feature = "calendar")]
+    earlier_periods: Vec<Policy>,
+}
+
+impl Unreported {
+    pub(super) fn report(self) {
+        self.evicted.into_iter().for_each(observe::evicted);
+        #[cfg(feature = "calendar")]
+        self.earlier_periods.iter().for_each(observe::earlier_period);
+    }
+}
+
 impl MemoryState {
     pub(super) fn new(max_keys: usize, clock: Clock, keep_idle: Duration, rejects_when_full: bool) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -110,8 +131,23 @@ impl MemoryState {
         }
     }
 
-    /// Decides a check.
-    pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
+    /// Decides a check. The caller reports what is left to report, when it holds no lock.
+    pub(super) fn decide(
+        &self,
+        check: &Check,
+        unreported: &mut Unreported,
+    ) -> Result<Decision, BackendError> {
+        let decided = self.decide_pairs(check, unreported);
+        #[cfg(feature = "calendar")]
+        {
+            let policies = check.pairs().iter().map(|pair| &pair.policy);
+            let noted = policies.filter(|policy| policy.take_earlier_period());
+            unreported.earlier_periods.extend(noted.cloned());
+        }
+        decided
+    }
+
+    fn decide_pairs(&self, check: &Check, unreported: &mut Unreported) -> Result<Decision, BackendError> {
         if !matches!(
             check.purpose(),
             Purpose::TakeUpTo(_) | Purpose::LeaseAhead | Purpose::LeaveAtMost { .. }
@@ -125,7 +161,7 @@ impl MemoryState {
         }
         match self.try_decide(check, &mut 0, NewShadows::Charged)? {
             DecisionAttempt::Decided(decision) => Ok(decision),
-            DecisionAttempt::NoRoom { .. } => self.decide_at_bound(check),
+            DecisionAttempt::NoRoom { .. } => self.decide_at_bound(check, unreported),
         }
     }
 
@@ -415,15 +451,15 @@ mod tests {
             sizes[0]
         };
         let both = [&counter, &gate];
-        assert!(state.decide(&check(&both, 1)).unwrap().is_admitted());
+        assert!(state.learn(&check(&both, 1)).unwrap().is_admitted());
         assert!(is_small());
-        assert!(!state.decide(&check(&both, 1)).unwrap().is_admitted());
-        let _ = state.decide(&check(&[&gate, &counter], 0)).unwrap();
-        let _ = state.decide(&check(&[&other, &gate], 1).with_purpose(Purpose::Peek)).unwrap();
+        assert!(!state.learn(&check(&both, 1)).unwrap().is_admitted());
+        let _ = state.learn(&check(&[&gate, &counter], 0)).unwrap();
+        let _ = state.learn(&check(&[&other, &gate], 1).with_purpose(Purpose::Peek)).unwrap();
         state.reset(&check(&[&gate, &other], 1));
         assert!(is_small());
         state.reset(&check(&[&counter], 1));
         assert_eq!(state.keys.load(Ordering::Relaxed), 0);
-        assert!(state.decide(&check(&both, 1)).unwrap().is_admitted());
+        assert!(state.learn(&check(&both, 1)).unwrap().is_admitted());
     }
 }

@@ -1,6 +1,9 @@
 //! The settlement of the tokens of a memory backend.
 
-use super::{MemoryBackend, state::MemoryState};
+use super::{
+    MemoryBackend,
+    state::{MemoryState, Unreported},
+};
 use crate::{
     backend::{
         BackendError,
@@ -11,7 +14,11 @@ use crate::{
 };
 
 impl MemoryState {
-    fn settle_token(&self, settlement: &TokenSettlement) -> Result<TokenOutcome, BackendError> {
+    fn settle_token(
+        &self,
+        settlement: &TokenSettlement,
+        unreported: &mut Unreported,
+    ) -> Result<TokenOutcome, BackendError> {
         // Under this lock, so that the second of two settlements sees the first.
         let mut tokens = self.tokens.lock();
         if self.clock.now_micros() >= settlement.expires_at {
@@ -22,7 +29,7 @@ impl MemoryState {
         let used: Vec<u32> = settlement.pairs.iter().map(|TokenPair { used, .. }| *used).collect();
         // Only an overage may fail. Then nothing has changed.
         let mut at = match check.overage(&used) {
-            Some(overage) => self.decide(&overage)?.at_micros(),
+            Some(overage) => self.decide(&overage, unreported)?.at_micros(),
             None => self.clock.now_micros(),
         };
         if let Some(refund) = Refund::new(check, receipts, &used) {
@@ -42,6 +49,9 @@ impl TokenStore for MemoryBackend {
     }
 
     fn settle_token(&self, token: TokenSettlement) -> NowOrLater<Result<TokenOutcome, BackendError>> {
-        NowOrLater::now(self.0.settle_token(&token))
+        let mut unreported = Unreported::default();
+        let settled = self.0.settle_token(&token, &mut unreported);
+        unreported.report();
+        NowOrLater::now(settled)
     }
 }
