@@ -60,17 +60,17 @@ pub(crate) struct CallReport {
 
 impl Guard {
     /// Returns the guard of one of the servers that share this protection. Events name the server: its address without user and
-    /// password.
-    #[cfg(feature = "redis")]
+    /// password. [`register`](Self::register) registers its metrics.
     pub(crate) fn new(protection: Arc<SharedProtection>, server: impl Into<Box<str>>) -> Arc<Self> {
-        let guard = Self::unregistered(protection, server.into());
-        guard.events.register();
-        Arc::new(guard)
+        let (circuit, events) = (Circuit::default(), ServerEvents::new(server));
+        Arc::new(Self { protection, circuit, in_flight: AtomicUsize::new(0), events })
     }
 
-    fn unregistered(protection: Arc<SharedProtection>, server: Box<str>) -> Self {
-        let (circuit, events) = (Circuit::default(), ServerEvents::new(server));
-        Self { protection, circuit, in_flight: AtomicUsize::new(0), events }
+    /// Registers the metrics of the server, so that they exist before its first outage. The recorder may use the backend, so the caller
+    /// holds no lock.
+    #[cfg(feature = "redis")]
+    pub(crate) fn register(&self) {
+        self.events.register();
     }
 
     /// Returns the guard of a whole backend.
@@ -78,7 +78,7 @@ impl Guard {
         let shared = SharedProtection::default();
         shared.add(protection);
         // The name of such a store may have a number. Its breaker has no metrics unless it opens.
-        Arc::new(Self::unregistered(Arc::new(shared), store.into()))
+        Self::new(Arc::new(shared), store)
     }
 
     /// Returns the circuit breaker, or `None` if there is none.

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     backend::redis::error::{has_kind, requires_reconnect},
+    foreign::contain,
     guard::{Guard, SharedProtection},
     lock::Lock,
     observe::ServerBreaker,
@@ -93,6 +94,28 @@ struct ClusterState {
     refresh_error: Option<RedisError>,
 }
 
+/// What an update of the slots has changed.
+#[derive(Default)]
+struct ClusterUpdate {
+    added: Vec<Server>,
+    /// The nodes without slots.
+    removed: Vec<Server>,
+    /// The error of the refresh before, which is dropped with this.
+    _error: Option<RedisError>,
+}
+
+impl ClusterUpdate {
+    /// Reports the change. A subscriber, a recorder, and the error of a stream may use the cluster, so the caller holds no lock.
+    fn report(self) {
+        for server in &self.added {
+            contain(|| server.guard().register());
+        }
+        for server in &self.removed {
+            contain(|| server.guard().retire());
+        }
+    }
+}
+
 impl Cluster {
     /// Returns a cluster. `target` returns how to connect to a node, which is over streams of the caller if `has_streams`.
     pub(super) fn new(
@@ -103,8 +126,10 @@ impl Cluster {
         let kind = if has_streams { "cluster over custom streams" } else { "cluster" };
         let name = seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"));
         let protection = Arc::<SharedProtection>::default();
+        let guard = Guard::new(protection.clone(), name);
+        guard.register();
         Self(Arc::new(ClusterInner {
-            guard: Guard::new(protection.clone(), name),
+            guard,
             seeds,
             has_streams,
             target: Arc::new(target),
@@ -264,15 +289,24 @@ impl Cluster {
 impl ClusterInner {
     /// Returns the node at an address, which may be a new one.
     fn server(&self, address: &Address) -> Server {
-        self.server_in(&mut self.state.lock(), address)
+        let mut added = Vec::new();
+        let server = self.server_in(&mut self.state.lock(), address, &mut added);
+        added.iter().for_each(|server: &Server| server.guard().register());
+        server
     }
 
-    fn server_in(&self, state: &mut ClusterState, address: &Address) -> Server {
+    /// Returns the node at an address. Adds a new one to `added`: the caller registers it when the lock is free.
+    fn server_in(&self, state: &mut ClusterState, address: &Address, added: &mut Vec<Server>) -> Server {
         let new = || {
             let (host, port) = address;
             Server::new((self.target)(address), self.protection.clone(), format!("{host}:{port}"))
         };
-        state.servers.entry(address.clone()).or_insert_with(new).clone()
+        let add = || {
+            let server = new();
+            added.push(server.clone());
+            server
+        };
+        state.servers.entry(address.clone()).or_insert_with(add).clone()
     }
 
     /// Records that a node has refused a command with CLUSTERDOWN.
@@ -286,13 +320,16 @@ impl ClusterInner {
 
     /// Records the new owner of a slot, and returns it. Both happen under one lock, so that a recorded owner always exists.
     fn move_slot(&self, slot: u16, address: &Address) -> Server {
-        let mut state = self.state.lock();
+        let (mut state, mut added) = (self.state.lock(), Vec::new());
         // A redirect to a node that refuses commands may come from a node that is out of date.
         if !state.has_refused(address) {
             state.moved.insert(slot, (address.clone(), Instant::now()));
             state.refresh_soon();
         }
-        self.server_in(&mut state, address)
+        let server = self.server_in(&mut state, address, &mut added);
+        drop(state);
+        added.iter().for_each(|server: &Server| server.guard().register());
+        server
     }
 
     /// Queries several nodes at the same time, and merges their reports. Ends when enough nodes have reported.
@@ -341,14 +378,15 @@ impl ClusterInner {
         state.rotation = state.rotation.wrapping_add(started.elapsed().as_nanos() as usize);
         if reports.is_empty() {
             let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
-            state.refresh_error = Some(error.unwrap_or_else(timed_out));
+            let replaced = state.refresh_error.replace(error.unwrap_or_else(timed_out));
+            drop(state);
+            drop(replaced);
             return;
         }
-        let removed = self.update(&mut state, &reports, started);
+        let update = self.update(&mut state, &reports, started);
         let has_owners = slot_map::is_complete(&state.slots);
-        // A subscriber of the events may read the state.
         drop(state);
-        removed.values().for_each(|server| server.guard().retire());
+        update.report();
         if has_owners {
             // Without a look-up, no check would close the breaker of the look-ups.
             self.guard.answered();
@@ -372,13 +410,13 @@ impl ClusterInner {
         (nodes, (known / 2 + 1).min(MAX_WANTED_REPORTS))
     }
 
-    /// Updates the slots, adds the new nodes, and removes and returns the nodes without slots.
+    /// Updates the slots, adds the new nodes, and removes the nodes without slots.
     fn update(
         &self,
         state: &mut ClusterState,
         reports: &[(Address, SlotReport)],
         started: Instant,
-    ) -> BTreeMap<Address, Server> {
+    ) -> ClusterUpdate {
         for (node, report) in reports {
             if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
             {
@@ -399,7 +437,7 @@ impl ClusterInner {
             let unknown = reports.iter().filter(|(_, report)| !needs_two || report.is_ok.is_none());
             believed = unknown.map(|(_, report)| report).collect();
             if believed.is_empty() {
-                return BTreeMap::new();
+                return ClusterUpdate::default();
             }
         }
         let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
@@ -411,14 +449,15 @@ impl ClusterInner {
         // A redirect since the start of the refresh is newer.
         state.moved.retain(|_, (_, moved)| *moved >= started);
         let servers = mem::take(&mut state.servers);
-        let (servers, removed) = servers.into_iter().partition(|(address, _)| state.is_owner(address));
+        let (servers, removed): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            servers.into_iter().partition(|(address, _)| state.is_owner(address));
         state.servers = servers;
         let owners: Vec<Address> = state.slots.iter().map(|(_, owner)| owner.clone()).collect();
+        let mut added = Vec::new();
         for owner in &owners {
-            self.server_in(state, owner);
+            self.server_in(state, owner, &mut added);
         }
-        state.refresh_error = None;
-        removed
+        ClusterUpdate { added, removed: removed.into_values().collect(), _error: state.refresh_error.take() }
     }
 }
 
@@ -573,6 +612,41 @@ mod tests {
         cluster
     }
 
+    /// Returns the report of a node, which names the owner of ten slots.
+    fn report(owner: &str) -> SlotReport {
+        let text = |text: &str| Value::BulkString(text.into());
+        let slots = [Value::Int(0), Value::Int(9), Value::Array(vec![text(owner), Value::Int(6_379)])];
+        let slots = Value::Array(vec![Value::Array(slots.into())]);
+        let unknown = Err(RedisError::from((ErrorKind::Client, "not permitted")));
+        SlotReport::parse(slots, Ok(text("cluster_state:ok")), unknown, "host").unwrap()
+    }
+
+    /// Otherwise, a recorder with a lock of its own, under which another thread reads the stats, would stop all checks.
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn recorder_of_new_node_may_read_the_cluster() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        use crate::foreign::hooked_recorder::HookedRecorder;
+
+        let (cluster, registered) = (cluster(), Arc::new(AtomicUsize::new(0)));
+        let (read, count) = (cluster.clone(), registered.clone());
+        let recorder = HookedRecorder::new(move |_| {
+            assert!(read.0.state.try_lock().is_some());
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        metrics::with_local_recorder(&recorder, || {
+            let address = |host: &str| (host.to_owned(), 6_379);
+            cluster.0.server(&address("a"));
+            cluster.0.move_slot(10, &address("b"));
+            assert_eq!(registered.load(Ordering::SeqCst), 2);
+            let mut state = cluster.0.state.lock();
+            let update = cluster.0.update(&mut state, &[(address("c"), report("c"))], Instant::now());
+            assert_eq!((update.added.len(), update.removed.len()), (1, 2));
+        });
+        assert_eq!(registered.load(Ordering::SeqCst), 2, "the caller registers the third one");
+    }
+
     #[test]
     fn change_of_slots_permits_next_refresh() {
         let new = ("new".to_owned(), 6_379);
@@ -582,12 +656,7 @@ mod tests {
         for (owner, permits) in [("old", false), ("new", true)] {
             let cluster = unchanged_for_long();
             let mut state = cluster.0.state.lock();
-            let text = |text: &str| Value::BulkString(text.into());
-            let slots = [Value::Int(0), Value::Int(9), Value::Array(vec![text(owner), Value::Int(6_379)])];
-            let slots = Value::Array(vec![Value::Array(slots.into())]);
-            let unknown = Err(RedisError::from((ErrorKind::Client, "not permitted")));
-            let report = SlotReport::parse(slots, Ok(text("cluster_state:ok")), unknown, "host").unwrap();
-            let reports = [(new.clone(), report)];
+            let reports = [(new.clone(), report(owner))];
             let _ = cluster.0.update(&mut state, &reports, Instant::now());
             assert_eq!(state.refresh_interval == REFRESH_INTERVAL, permits, "{owner}");
         }

@@ -67,6 +67,7 @@ impl External {
 
     fn with_servers(connection: impl Commands + 'static, servers: u16) -> Self {
         let guard = Guard::new(Arc::default(), "custom connection");
+        guard.register();
         let servers = (0..servers).map(|_| OnceLock::new()).collect();
         Self { commands: Arc::new(connection), guard, servers }
     }

@@ -67,7 +67,9 @@ impl Topology {
 
     fn from_target(target: Target) -> Self {
         let name = target.to_string();
-        Self::Server(Server::new(target, Arc::default(), name))
+        let server = Server::new(target, Arc::default(), name);
+        server.guard().register();
+        Self::Server(server)
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.

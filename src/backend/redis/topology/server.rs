@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::pending,
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
-    io,
+    io, mem,
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -317,7 +317,9 @@ impl ServerInner {
     fn disconnect_if(&self, is_unusable: impl FnOnce(&OpenConnection) -> bool) {
         let mut state = self.state.lock();
         if matches!(&*state, ConnectionState::Connected(connection) if is_unusable(&connection.opened)) {
-            *state = ConnectionState::Disconnected;
+            let lost = mem::replace(&mut *state, ConnectionState::Disconnected);
+            drop(state);
+            drop(lost);
         }
     }
 
@@ -344,18 +346,21 @@ impl ServerInner {
         let started = Instant::now();
         let outcome = timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(timed_out()));
         let mut state = self.state.lock();
-        match &outcome {
+        let new = match &outcome {
             // A replaced attempt whose connection comes late supplies it only while there is none.
             Ok(connection) if attempt.is_current() || state.connection().is_none() => {
-                *state = ConnectionState::Connected(connection.clone());
+                Some(ConnectionState::Connected(connection.clone()))
             }
             Err(error) if attempt.is_current() && state.connection().is_none() => {
-                *state = ConnectionState::Failed(Instant::now() + backoff(started.elapsed()), error.clone());
+                Some(ConnectionState::Failed(Instant::now() + backoff(started.elapsed()), error.clone()))
             }
-            _ => {}
-        }
+            _ => None,
+        };
+        let replaced = new.map(|new| mem::replace(&mut *state, new));
         drop(state);
         attempt.finish(outcome);
+        // It may have an error or a stream of the user.
+        drop(replaced);
     }
 
     async fn open(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
