@@ -47,11 +47,13 @@ pub(crate) struct Attempt<T> {
     attempts: Arc<Lock<Attempts<T>>>,
 }
 
-/// A caller that waits for an attempt.
+/// A caller that waits for an attempt. Wait or drop it without locks: if the attempt has replaced another one, this wakes the waiters of
+/// that one, and a waker may run code of its own.
 #[derive(Debug)]
 pub(crate) struct Waiter<T> {
     until: Instant,
     outcome: broadcast::Receiver<T>,
+    replaced: Option<Current<T>>,
 }
 
 impl<T: Clone> SingleFlight<T> {
@@ -60,7 +62,7 @@ impl<T: Clone> SingleFlight<T> {
         Self { limit, attempts: Arc::new(Lock::new(Attempts { count: 0, current: None })) }
     }
 
-    /// Starts an attempt. Returns None if one is in progress within its limit.
+    /// Starts an attempt. Returns None if one is in progress within its limit. The caller may hold a lock only if no attempt has waiters.
     pub(crate) fn start(&self) -> Option<Attempt<T>> {
         self.join().0
     }
@@ -71,7 +73,8 @@ impl<T: Clone> SingleFlight<T> {
     }
 
     /// Starts an attempt, unless one is in progress within its limit. Returns the attempt if this call has started it, and a
-    /// waiter for the attempt that is current now. The waiters of a replaced attempt wake without an outcome.
+    /// waiter for the attempt that is current now. The waiters of a replaced attempt wake without an outcome, when the returned one
+    /// waits or is dropped.
     pub(crate) fn join(&self) -> (Option<Attempt<T>>, Waiter<T>) {
         let now = Instant::now();
         let mut attempts = self.attempts.lock();
@@ -82,11 +85,8 @@ impl<T: Clone> SingleFlight<T> {
         let (id, until) = (attempts.count, now + self.limit + GRACE);
         let (outcome, receiver) = broadcast::channel(1);
         let replaced = attempts.current.replace(Current { id, until, outcome });
-        drop(attempts);
-        // This wakes the waiters.
-        drop(replaced);
         let attempt = Attempt { id, attempts: self.attempts.clone() };
-        (Some(attempt), Waiter { until, outcome: receiver })
+        (Some(attempt), Waiter { until, outcome: receiver, replaced })
     }
 }
 
@@ -98,7 +98,7 @@ impl<T> Attempts<T> {
 
 impl<T> Current<T> {
     fn waiter(&self) -> Waiter<T> {
-        Waiter { until: self.until, outcome: self.outcome.subscribe() }
+        Waiter { until: self.until, outcome: self.outcome.subscribe(), replaced: None }
     }
 }
 
@@ -132,15 +132,24 @@ impl<T: Clone> Waiter<T> {
     /// Waits for the outcome. Returns None if the attempt has ended without one, has been replaced, or has reached its limit.
     /// Then the caller joins again.
     pub(crate) async fn outcome(mut self) -> Option<T> {
+        drop(self.replaced.take());
         timeout_at(self.until, self.outcome.recv()).await.ok()?.ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        sync::atomic::{AtomicBool, Ordering},
+        task::Context,
+    };
+
     use tokio::{task::yield_now, time::advance};
 
     use super::*;
+    use crate::foreign::hooked_waker::waker;
 
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -188,6 +197,24 @@ mod tests {
         assert!(flight.start().is_none());
         new.expect("a new attempt").finish(2);
         assert_eq!(waiter.outcome().await, Some(2));
+    }
+
+    /// The caller that joins may hold a lock, and a waker may run a future that takes it.
+    #[tokio::test(start_paused = true)]
+    async fn waiters_of_replaced_attempt_wake_without_lock_of_caller() {
+        let (flight, woken) = (flight(), Arc::new(AtomicBool::new(false)));
+        let (_stuck, waiter) = flight.join();
+        let flag = woken.clone();
+        let waker = waker(move || flag.store(true, Ordering::SeqCst));
+        let mut outcome = pin!(waiter.outcome());
+        assert!(outcome.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        advance(LIMIT + GRACE).await;
+        // Its own time limit has woken it.
+        woken.store(false, Ordering::SeqCst);
+        let (_attempt, new) = flight.join();
+        assert!(!woken.load(Ordering::SeqCst));
+        drop(new);
+        assert!(woken.load(Ordering::SeqCst));
     }
 
     #[tokio::test(start_paused = true)]
