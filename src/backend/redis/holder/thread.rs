@@ -16,6 +16,7 @@ use tokio::{runtime, sync::Notify, time::Instant};
 use super::pairs::{HeldPairs, HoldCall, HoldOutcome};
 use crate::{
     backend::{BackendError, redis::script::hold::HeldList},
+    foreign::contain,
     guard::until,
     lock::Lock,
     now_or_later::BoxFuture,
@@ -48,14 +49,21 @@ pub(super) struct HolderState {
     pub(super) events: Throttle,
 }
 
+/// The work of the thread. If it is dropped, the next unit starts another thread.
+struct HolderThread(Arc<HolderState>);
+
+impl Drop for HolderThread {
+    fn drop(&mut self) {
+        *self.0.has_thread.lock() = false;
+    }
+}
+
 async fn run(state: &Arc<HolderState>, send: &SendCall) {
     loop {
         let (due, next, is_empty) = {
             let mut pairs = state.pairs.lock();
             (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
         };
-        // A release that was given up has no call.
-        state.completed.notify_waiters();
         for call in due {
             let (call, state) = (send(state.id, call), state.clone());
             tokio::spawn(async move {
@@ -63,6 +71,8 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
                 state.complete(call, lists);
             });
         }
+        // A release that was given up has no call.
+        contain(|| state.completed.notify_waiters());
         // A pair in a call is not removed.
         if is_empty && state.is_closed.load(Ordering::SeqCst) {
             return;
@@ -79,7 +89,10 @@ impl HolderState {
         if !*has_thread {
             let runtime = Arc::new(runtime::Builder::new_current_thread().enable_all().build()?);
             let (state, send, driven) = (self.clone(), sender(), runtime.clone());
-            let run = move || driven.block_on(run(&state, &send));
+            let run = move || {
+                let thread = HolderThread(state);
+                driven.block_on(run(&thread.0, &send));
+            };
             let started = thread::Builder::new().name("tsw-hold".to_owned()).spawn(run);
             // Without a thread, this one has the runtime, and must not wait until it ends.
             if let Some(runtime) = Arc::into_inner(runtime) {
@@ -94,14 +107,105 @@ impl HolderState {
     /// Learns the outcome of a call.
     fn complete(&self, call: HoldCall, lists: HeldLists) {
         let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, lists);
+        self.changed.notify_one();
         for (namespace, pair) in released {
             namespace.released(&pair.key, &pair.policy);
         }
         if interrupted > 0 {
             let before = self.interrupted.fetch_add(interrupted, Ordering::Relaxed);
-            observe::interrupted_units(interrupted, before + interrupted, &self.events);
+            contain(|| observe::interrupted_units(interrupted, before + interrupted, &self.events));
         }
         self.completed.notify_waiters();
-        self.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::Future,
+        iter,
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::{
+        backend::redis::keys::KeyNames,
+        check::{Check, Pair},
+        foreign::hooked_waker::waker,
+        key::PartitionKey,
+        policy::Policy,
+    };
+
+    fn is_notified(notified: std::pin::Pin<&mut impl Future>) -> bool {
+        notified.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    /// Waits for a thread.
+    fn wait_until(mut is_true: impl FnMut() -> bool) -> bool {
+        (0..5_000).any(|_| {
+            let is_true = is_true();
+            if !is_true {
+                thread::sleep(Duration::from_millis(1));
+            }
+            is_true
+        })
+    }
+
+    /// Otherwise, no unit would be renewed or released until the next one is acquired.
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn panic_of_recorder_leaves_next_call() {
+        use crate::foreign::{contain, hooked_recorder::HookedRecorder};
+
+        let (state, second) = (HolderState::default(), Duration::from_secs(1));
+        let policy = Policy::in_flight("exports", 10).unwrap().hold_time(30 * second).unwrap();
+        let check = Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap();
+        let pair = &check.pairs()[0];
+        let keys =
+            KeyNames::default().keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(1));
+        let keys = Arc::new(keys);
+        let (drawn, sent) =
+            (state.pairs.lock().draw(&keys, 0, check.scope(), pair).unwrap().0, Instant::now());
+        state.pairs.lock().change(&keys, |pair| pair.confirm(drawn.index, 1, sent, 30 * second));
+        tokio::time::advance(10 * second).await;
+        let call = state.pairs.lock().due(Instant::now()).pop().unwrap();
+        let mut completed = pin!(state.completed.notified());
+        completed.as_mut().enable();
+
+        let lost = Ok(vec![Some(HeldList { units: 0, numbers: Vec::new() })]);
+        let recorder = HookedRecorder::new(|_| panic!("a recorder panics"));
+        metrics::with_local_recorder(&recorder, || contain(|| state.complete(call, lost)));
+
+        assert_eq!(state.interrupted.load(Ordering::Relaxed), 1);
+        assert!(is_notified(pin!(state.changed.notified())), "the thread restores the unit");
+        assert!(is_notified(completed));
+    }
+
+    #[test]
+    fn thread_outlives_panic_of_waker_and_notes_its_end() {
+        let state = Arc::new(HolderState::default());
+        let woken = Arc::new(AtomicBool::new(false));
+        let panics = {
+            let woken = woken.clone();
+            waker(move || {
+                woken.store(true, Ordering::SeqCst);
+                panic!("a waker panics");
+            })
+        };
+        let mut drained = pin!(state.completed.notified());
+        assert!(drained.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
+        state.start(|| Box::new(|_, _| Box::pin(std::future::pending()))).unwrap();
+        assert!(wait_until(|| woken.load(Ordering::SeqCst)));
+
+        let mut next = pin!(state.completed.notified());
+        next.as_mut().enable();
+        state.changed.notify_one();
+        assert!(wait_until(|| is_notified(next.as_mut())), "the thread has ended");
+        assert!(*state.has_thread.lock());
+
+        state.is_closed.store(true, Ordering::SeqCst);
+        state.changed.notify_one();
+        assert!(wait_until(|| !*state.has_thread.lock()));
     }
 }
