@@ -44,12 +44,16 @@ mod tests {
         backend::{BackendError, MemoryBackend, Reason},
         check::{Check, Namespace, Pair, Purpose, Receipt},
         decision::{Decision, Status, Wait},
+        foreign::hooked_waker::waker,
         key::PartitionKey,
         now_or_later::BoxFuture,
         observe::LimiterEvents,
         policy::{Algorithm, Lease, Policy},
         settle::SettlementQueue,
     };
+
+    #[cfg(feature = "metrics")]
+    use crate::foreign::hooked_recorder::HookedRecorder;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -378,6 +382,44 @@ mod tests {
             let _ = request.await.unwrap();
             assert!(waker.was_free.load(Ordering::SeqCst));
         }
+    }
+
+    #[cfg(feature = "metrics")]
+    #[tokio::test(start_paused = true)]
+    async fn panic_of_recorder_leaves_lease_scheduled() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let recorder = HookedRecorder::new(|metric| {
+            assert!(!metric.ends_with("leased_units_total outcome=charged"), "a recorder panics");
+        });
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        assert!(!is_leased(&leases, &check).await);
+        let request = ask(miss(&leases, &check), &check, |check| async move { Ok(admit(&check)) });
+        assert!(request.await.is_err());
+        assert_eq!(leases.timers.len(), 1);
+        tokio::time::sleep(2 * SECOND).await;
+        let stats = leases.events.counters.stats(0, Vec::new());
+        assert_eq!(stats.leased_units, stats.leased_units_returned);
+        assert!(stats.leased_units > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panic_of_waker_leaves_others_of_lease_request() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        assert!(!is_leased(&leases, &check).await);
+        let (answers, answered) = oneshot::channel::<()>();
+        let request = tokio::spawn(ask(miss(&leases, &check), &check, |check| async move {
+            answered.await.unwrap();
+            Ok(admit(&check))
+        }));
+        tokio::task::yield_now().await;
+        let mut waiting = ask(miss(&leases, &check), &check, |check| async move { Ok(admit(&check)) });
+        let panics = waker(|| panic!("a waker panics"));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
+        answers.send(()).unwrap();
+        assert!(request.await.unwrap().unwrap().is_admitted());
+        assert!(waiting.await.unwrap().is_leased());
     }
 
     /// The pair is leased all the time.

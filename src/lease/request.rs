@@ -9,6 +9,7 @@ use crate::{
     check::{Check, Pair, Purpose},
     decision::{Decided, Decision, Status},
     error::{BackendError, Reason},
+    foreign::contain,
     guard::until,
     now_or_later::BoxFuture,
     observe::LeasedUnits,
@@ -156,8 +157,7 @@ impl RequestInFlight {
             unanswered => return unanswered,
         };
         self.progress = RequestProgress::Ended;
-        let (held, timers) = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
-        self.leases.schedule(timers);
+        let held = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
         let decided = Ok(for_caller(&self.check, &decision, &held));
         self.leases.events.decided(&self.check, &decided, None);
         decided
@@ -174,7 +174,7 @@ impl Drop for RequestInFlight {
         self.leases.end_request(&self.check, &self.request, is_sent);
         if is_sent {
             let units = self.request.units.iter().copied().map(u64::from).sum();
-            self.leases.events.leased(LeasedUnits::Lost, units);
+            contain(|| self.leases.events.leased(LeasedUnits::Lost, units));
         }
     }
 }

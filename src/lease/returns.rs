@@ -46,11 +46,7 @@ impl Task {
         loop {
             let now = leases.clock.now();
             match leases.timers.next(self.number, now) {
-                Next::Now(pair) => {
-                    if let Some(at) = leases.expire(&pair, now) {
-                        leases.timers.add(at, pair);
-                    }
-                }
+                Next::Now(pair) => leases.expire(pair, now),
                 Next::At(at) => return Some(Duration::from_micros(at - now)),
                 Next::None => return None,
             }

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Refund, RefundPair},
     decision::{Decision, Statuses},
+    foreign::contain,
     guard::until,
     key::PartitionKey,
     lock::Lock,
@@ -166,19 +167,21 @@ impl Leases {
     pub(super) fn begin_ahead(&self, check: &Check) -> Vec<(Check, Request)> {
         let Some(key) = key_of(check) else { return Vec::new() };
         let now = self.clock.now();
-        // Their waiting checks are woken when the lock is free.
-        let mut _replaced = OfPairs::new();
+        let mut replaced = OfPairs::new();
         let mut shard = self.shard(&key);
         let begin = |pair: &Pair| {
             let number = shard.next_number();
             let entry = shard.find(&key, &pair.policy)?;
             let units = entry.wanted_ahead(&pair.policy, now)?;
-            _replaced.extend(entry.begin_request(number, now));
+            replaced.extend(entry.begin_request(number, now));
             let request = Request { units: OfPairs::from_iter([units]), number };
             let pair = Pair::new(pair.key.clone(), pair.policy.clone(), units);
             Some((check.with_pairs([pair].into()).with_purpose(Purpose::LeaseAhead), request))
         };
-        check.pairs().iter().filter_map(begin).collect()
+        let begun = check.pairs().iter().filter_map(begin).collect();
+        drop(shard);
+        wake(replaced);
+        begun
     }
 
     /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight. No check waits for a
@@ -188,24 +191,27 @@ impl Leases {
         let now = self.clock.now();
         self.sweep(now);
         let earliest = now.saturating_sub(deadline.as_micros() as LocalMicros);
-        let mut _replaced = OfPairs::new();
+        let mut replaced = OfPairs::new();
         let mut shard = self.shard(&key);
         let mut in_flight =
             check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_since(earliest));
         if let Some(request) = in_flight.next() {
             return Step::Wait(request);
         }
-        shard.begin_request(&key, check, now, &mut _replaced).map_or(Step::Ask, Step::Request)
+        let begun = shard.begin_request(&key, check, now, &mut replaced);
+        drop(shard);
+        wake(replaced);
+        begun.map_or(Step::Ask, Step::Request)
     }
 
     /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases. Then returns
-    /// the units that are held for each pair, and when to look at the leases again.
+    /// the units that are held for each pair.
     pub(super) fn learn(
-        &self,
+        self: &Arc<Self>,
         check: &Check,
         decision: &Decision,
         request: Option<(&Request, LocalMicros)>,
-    ) -> (OfPairs<u32>, OfPairs<(LocalMicros, TimedPair)>) {
+    ) -> OfPairs<u32> {
         // A cached denial is no statement of the store.
         let key = key_of(check).filter(|_| !decision.is_cached());
         let Some(key) = key else { return Default::default() };
@@ -216,8 +222,7 @@ impl Leases {
             _ => decision.leases().iter().copied().collect(),
         };
         let (mut leftovers, mut held, mut timers) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
-        // Those who wait for the request are woken last, when the units are granted or queued.
-        let mut _ended = OfPairs::new();
+        let mut ended = OfPairs::new();
         let mut shard = self.shard(&key);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
             let lease = leases.get(i).zip(decision.receipts().get(i)).filter(|_| is_admitted);
@@ -253,14 +258,17 @@ impl Leases {
                 }
                 _ => entry.learn(status, false, received),
             }
-            _ended.extend(asked);
+            ended.extend(asked);
         }
         drop(shard);
+        // Code of users comes last, when the units are granted, queued and scheduled.
+        self.schedule(timers);
+        self.return_units(leftovers);
+        wake(ended);
         if is_admitted {
             self.events.leased(LeasedUnits::Charged, leases.into_iter().map(u64::from).sum());
         }
-        self.return_units(leftovers);
-        (held, timers)
+        held
     }
 
     /// Learns what remains, from a decision of the store for a check that takes and uses no leases.
@@ -281,7 +289,6 @@ impl Leases {
     pub(super) fn end_request(&self, check: &Check, request: &Request, is_sent: bool) {
         let Some(key) = key_of(check) else { return };
         let now = self.clock.now();
-        // A waker may run code of its own, so those who wait are woken when the lock is free.
         let mut ended = OfPairs::new();
         let mut shard = self.shard(&key);
         for pair in check.pairs() {
@@ -293,6 +300,7 @@ impl Leases {
             ended.extend(asked);
         }
         drop(shard);
+        wake(ended);
     }
 
     /// Ends all leases. Waits for the lease requests in flight, at most this long, so that their units are queued.
@@ -316,12 +324,15 @@ impl Leases {
         }
     }
 
-    /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
-    pub(super) fn expire(&self, (key, policy): &TimedPair, now: LocalMicros) -> Option<LocalMicros> {
+    /// Returns the units of a lease whose bucket has ended, or that is idle, and notes when to look at the pair again.
+    pub(super) fn expire(&self, pair: TimedPair, now: LocalMicros) {
+        let (key, policy) = &pair;
         let found = self.shard(key).find(key, policy).map(|entry| entry.expire(now));
-        let (leftovers, at) = found?;
+        let Some((leftovers, at)) = found else { return };
+        if let Some(at) = at {
+            self.timers.add(at, pair);
+        }
         self.return_units(leftovers);
-        at
     }
 
     /// Removes the idle pairs of the next shard, from time to time. Otherwise, those of a flood of keys would stay.
@@ -507,6 +518,14 @@ impl RevokeGuard {
 impl Drop for RevokeGuard {
     fn drop(&mut self) {
         self.end_now();
+    }
+}
+
+/// Wakes the checks that wait for requests which have ended or were replaced. A waker may run code of its own, so no lock is held, and its
+/// panic keeps no other check waiting.
+fn wake(ended: OfPairs<Asked>) {
+    for asked in ended {
+        contain(|| drop(asked));
     }
 }
 

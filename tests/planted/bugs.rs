@@ -339,9 +339,11 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             TABLE,
-            "        let (leftovers, at) = found?;
+            "            self.timers.add(at, pair);
+        }
         self.return_units(leftovers);",
-            "        let (leftovers, at) = found?;
+            "            self.timers.add(at, pair);
+             }
              self.return_units(leftovers.into_iter().filter(|_| !PLANTED));",
         )],
     },
@@ -368,8 +370,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             LEASE_REQUEST,
-            "self.leases.events.leased(LeasedUnits::Lost, units);",
-            "self.leases.events.leased(LeasedUnits::Lost, if PLANTED { 0 } else { units });",
+            "self.leases.events.leased(LeasedUnits::Lost, units)",
+            "self.leases.events.leased(LeasedUnits::Lost, if PLANTED { 0 } else { units })",
         )],
     },
     Bug {
