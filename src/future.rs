@@ -92,7 +92,10 @@ where
                     match outcome {
                         Ok(admission) => {
                             core.protocol.admit(&mut request, &admission);
-                            Self::running(inner.call(request), core.clone(), Some(admission))
+                            let running = Self::running(inner.call(request), core.clone(), Some(admission));
+                            // As the value of the block, it would leak if this drop panics, and with it the admission.
+                            drop(inner);
+                            running
                         }
                         Err(rejection) => {
                             // If readiness is a permit, it is returned first.

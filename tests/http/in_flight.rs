@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -391,6 +392,46 @@ impl Backend for SlowMemory {
     fn holds_units(&self) -> bool {
         true
     }
+}
+
+/// An inner service whose clone that has been called panics when it is dropped.
+struct PanicsWhenDropped(bool);
+
+impl Clone for PanicsWhenDropped {
+    fn clone(&self) -> Self {
+        Self(false)
+    }
+}
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        assert!(!self.0, "an inner service panics");
+    }
+}
+
+impl Service<Request<Body>> for PanicsWhenDropped {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        self.0 = true;
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// Otherwise, its unit would be held for ever.
+#[tokio::test(start_paused = true)]
+async fn panic_in_drop_of_inner_service_releases_unit() {
+    let limits = layer(SlowMemory(MemoryBackend::new(), Arc::default()), 1);
+    let service = limits.layer(PanicsWhenDropped(false));
+    let panicked = tokio::spawn(service.oneshot(request("/"))).await;
+    assert!(panicked.is_err_and(|error| error.is_panic()));
+    assert!(limits.limiter().check(alice()).await.unwrap().is_admitted());
 }
 
 /// The tenant has no room, and units of its host are released all the time.
