@@ -3,7 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::Pin,
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -29,6 +29,7 @@ use super::{
     },
 };
 use crate::support::{
+    observer::waker,
     scrape::{Scrape, recorder},
     server::{Engine, Server},
 };
@@ -124,6 +125,26 @@ async fn concurrent_checks_share_script_calls() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn panic_of_waker_fails_no_other_check_of_call() {
+    let server = Server::start(Engine::Redis);
+    let backend = merging(&server.url()).await;
+    let keys = |round: u32| (0..20).map(move |i| user(&format!("{round} {i}")));
+    // The connection and the script.
+    outcomes(keys(0).map(|key| one_unit(&backend, key)).collect()).await;
+    let mut checks: Vec<Decided> = keys(1).map(|key| one_unit(&backend, key)).collect();
+    // The first check is a call of its own, and the client crate wakes its caller.
+    start(&mut checks[..3]).await;
+    let mut fourth = checks.remove(3);
+    let panics = waker(|| panic!("a waker panics"));
+    assert!(fourth.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
+    start(&mut checks[3..]).await;
+    for outcome in outcomes(checks).await {
+        assert!(outcome.unwrap().is_admitted());
+    }
+    assert!(fourth.await.unwrap().is_admitted());
 }
 
 /// With fewer calls, the server would wait while the thread reads, and the thread while the server decides.

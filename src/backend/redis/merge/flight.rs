@@ -31,6 +31,7 @@ use crate::{
         },
         topology::Connection,
     },
+    foreign::contain,
     guard::{CallReport, Pass, ServerAnswer, until},
 };
 
@@ -158,7 +159,7 @@ impl Flight {
                 if replies.has_decided
                     && let Some(report) = checks.report.take()
                 {
-                    report.answered(ServerAnswer::from_write(replies.has_charged));
+                    contain(|| report.answered(ServerAnswer::from_write(replies.has_charged)));
                 }
                 // The server may have become a replica, which rejects only the checks that write.
                 for error in replies.of_checks.iter().filter_map(|reply| reply.as_ref().err()) {
@@ -239,12 +240,13 @@ impl Drop for Unwritten<'_> {
     }
 }
 
-/// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
+/// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits. A waker that panics does not
+/// keep the replies from the others.
 fn deliver(checks: Checks, replies: impl IntoIterator<Item = Option<RedisResult<Value>>>) {
     let Checks { waiting, mut report } = checks;
     for (WaitingCheck { caller, .. }, reply) in waiting.into_iter().zip(replies) {
         let merged = MergedReply { reply, report: report.take() };
-        report = caller.send(merged).err().and_then(|merged| merged.report);
+        report = contain(|| caller.send(merged).err()).flatten().and_then(|merged| merged.report);
     }
 }
 
