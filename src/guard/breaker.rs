@@ -1,6 +1,6 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{mem, ops::RangeInclusive, time::Duration};
 
 use tokio::time::Instant;
 
@@ -191,20 +191,22 @@ impl Circuit {
         outcome: Result<ServerAnswer, &BackendError>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) -> Option<BreakerChange> {
+        // The drop of an error may run code of the user, so it comes when the lock is free.
+        let mut replaced = Vec::new();
         let mut state = self.0.lock();
         if ticket.epoch != state.epoch || state.is_retired {
             return None;
         }
         match outcome {
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            Ok(answer) => state.answered(answer),
+            Ok(answer) => state.answered(answer, &mut replaced),
             // Another check has replaced this probe.
             Err(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Err(error) => {
                 state.failed = Some(Instant::now());
                 let (breaker, deadline) = settings();
                 match breaker {
-                    Some(breaker) => state.failed(error, breaker, deadline),
+                    Some(breaker) => state.failed(error, breaker, deadline, &mut replaced),
                     None => Some(BreakerChange::Failed(error.clone())),
                 }
             }
@@ -251,16 +253,20 @@ impl Circuit {
     /// Closes the breaker, if it is open: the store has answered outside a check.
     #[cfg(feature = "redis")]
     pub(super) fn close(&self) -> Option<BreakerChange> {
+        let mut replaced = Vec::new();
         let mut state = self.0.lock();
-        if state.open.is_none() { None } else { state.answered(ServerAnswer::Works) }
+        if state.open.is_none() { None } else { state.answered(ServerAnswer::Works, &mut replaced) }
     }
 
     /// Closes the breaker for ever, because its server has left the topology. Returns how long it was open, if it was.
     #[cfg(feature = "redis")]
     pub(super) fn retire(&self) -> Option<Duration> {
-        let mut state = self.0.lock();
-        state.is_retired = true;
-        state.open.take().map(|open| open.since.elapsed())
+        let open = {
+            let mut state = self.0.lock();
+            state.is_retired = true;
+            state.open.take()
+        };
+        open.map(|open| open.since.elapsed())
     }
 }
 
@@ -277,7 +283,8 @@ impl CircuitState {
         self.answered.max(self.heard).is_none_or(|heard| heard.elapsed() >= time)
     }
 
-    fn answered(&mut self, answer: ServerAnswer) -> Option<BreakerChange> {
+    /// Learns of an answer. Adds the errors that are no longer needed to `replaced`.
+    fn answered(&mut self, answer: ServerAnswer, replaced: &mut Vec<BackendError>) -> Option<BreakerChange> {
         // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
         let is_of_writes = |open: &Open| {
             matches!(open.error.reason(), Reason::ReadOnly | Reason::OutOfMemory | Reason::NoPermission)
@@ -291,31 +298,35 @@ impl CircuitState {
         self.read_reply(now);
         self.failed = None;
         // If the breaker was open, this was the probe.
-        if let Some(open) = self.open.take() {
+        if let Some(Open { since, error, .. }) = self.open.take() {
             self.epoch += 1;
-            return Some(BreakerChange::Closed(now - open.since));
+            replaced.push(error);
+            return Some(BreakerChange::Closed(now - since));
         }
         // An answer has ended the row of failures before it has opened the breaker.
         let reported = if answer == ServerAnswer::Works { self.unreported.take() } else { None };
         reported.map(|(_, error)| BreakerChange::Failed(error))
     }
 
+    /// Learns of a failure. Adds the errors that are no longer needed to `replaced`.
     fn failed(
         &mut self,
         error: &BackendError,
         breaker: Breaker,
         deadline: Duration,
+        replaced: &mut Vec<BackendError>,
     ) -> Option<BreakerChange> {
         let now = Instant::now();
         // A failed probe keeps the breaker open.
         self.failures = self.failures.saturating_add(1);
         if self.failures >= breaker.failures && self.is_silent(deadline) {
             self.epoch += 1;
-            self.unreported = None;
+            replaced.extend(self.unreported.take().map(|(_, error)| error));
             let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
             let since = self.open.as_ref().map(|open| open.since);
             let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
-            self.open = Some(Open { since, until, probes, error: error.clone() });
+            let failed = self.open.replace(Open { since, until, probes, error: error.clone() });
+            replaced.extend(failed.map(|open| open.error));
             return is_opening.then(|| BreakerChange::Opened(error.clone()));
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
@@ -325,7 +336,7 @@ impl CircuitState {
             Reason::NoPermission | Reason::OutOfMemory | Reason::ReadOnly | Reason::Other
         ) {
             let (began, last) = self.unreported.get_or_insert_with(|| (now, error.clone()));
-            *last = error.clone();
+            replaced.push(mem::replace(last, error.clone()));
             if now - *began >= UNREPORTED {
                 return self.unreported.take().map(|(_, error)| BreakerChange::Failed(error));
             }
@@ -336,6 +347,14 @@ impl CircuitState {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fmt,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
     use tokio::time::advance;
 
     use super::*;
@@ -346,6 +365,61 @@ mod tests {
         let error = BackendError::new(Reason::Timeout);
         let ticket = circuit.enter().expect("the breaker permits the check");
         circuit.leave(ticket, Err(&error), || (Some(breaker), DEADLINE));
+    }
+
+    /// An error that reads the state of the breaker when it is dropped.
+    struct ReadingError(Arc<Circuit>, Arc<AtomicUsize>);
+
+    impl fmt::Debug for ReadingError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("ReadingError")
+        }
+    }
+
+    impl fmt::Display for ReadingError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an error of the user")
+        }
+    }
+
+    impl std::error::Error for ReadingError {}
+
+    impl Drop for ReadingError {
+        fn drop(&mut self) {
+            assert!(self.0.0.try_lock().is_some());
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn error_that_reads_the_breaker_may_be_dropped() {
+        let breaker = Breaker { failures: 2, open_for: Duration::from_millis(250) };
+        let (circuit, dropped) = (Arc::new(Circuit::default()), Arc::new(AtomicUsize::new(0)));
+        let settings = || (Some(breaker), DEADLINE);
+        let fail = || {
+            let source = ReadingError(circuit.clone(), dropped.clone());
+            let error = BackendError::with_source(Reason::Other, source);
+            let change = circuit.leave(circuit.enter().unwrap(), Err(&error), settings);
+            drop((error, change));
+            dropped.load(Ordering::SeqCst)
+        };
+        assert_eq!([fail(), fail()], [0, 1], "the breaker opens");
+        advance(breaker.open_for).await;
+        assert_eq!(fail(), 2, "the probe fails");
+        advance(breaker.open_for).await;
+        circuit.leave(circuit.enter().unwrap(), Ok(ServerAnswer::Works), settings);
+        assert_eq!(dropped.load(Ordering::SeqCst), 3);
+        advance(DEADLINE).await;
+        assert_eq!(fail(), 3);
+        circuit.leave(circuit.enter().unwrap(), Ok(ServerAnswer::Reads), settings);
+        assert_eq!(fail(), 4, "the last error is kept");
+        #[cfg(feature = "redis")]
+        {
+            advance(DEADLINE).await;
+            assert_eq!(fail(), 5);
+            circuit.retire();
+            assert_eq!(dropped.load(Ordering::SeqCst), 6);
+        }
     }
 
     #[tokio::test(start_paused = true)]
