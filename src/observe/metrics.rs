@@ -338,14 +338,22 @@ impl BreakerMetrics {
     }
 
     /// Counts the breaker as open or closed. `is_open` reads its present state under the lock, so the gauge is right after the last
-    /// call, in any order of the calls. An open breaker is counted anew: a recorder may have removed the gauge, which was idle.
-    pub(super) fn sync(&self, is_open: impl FnOnce() -> bool) {
+    /// call, in any order of the calls. An open breaker is counted anew: a recorder may have removed the gauge, which was idle. The recorder
+    /// may use the backend, so it is called without the lock.
+    pub(super) fn sync(&self, is_open: impl Fn() -> bool) {
+        let gauge = is_open().then(|| self.open.gauge());
         let mut counted = self.counted.lock();
-        let open = is_open().then(|| self.open.gauge());
-        if let Some(gauge) = &open {
+        let (before, after) = match (is_open(), gauge) {
+            (false, _) => (counted.take(), None),
+            (true, Some(gauge)) => (counted.replace(gauge.clone()), Some(gauge)),
+            // It has opened since then. The caller that has opened it counts it.
+            (true, None) => return,
+        };
+        drop(counted);
+        if let Some(gauge) = after {
             gauge.increment(1.0);
         }
-        if let Some(gauge) = std::mem::replace(&mut *counted, open) {
+        if let Some(gauge) = before {
             gauge.decrement(1.0);
         }
     }
@@ -382,4 +390,33 @@ pub(crate) fn evicted(units: u64) {
 
 fn label(name: &'static str, value: impl Into<SharedString>) -> Label {
     Label::new(name, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+    use crate::foreign::hooked_recorder::HookedRecorder;
+
+    #[test]
+    fn recorder_of_breaker_may_change_the_breaker() {
+        let breaker = Arc::new(BreakerMetrics::new("server"));
+        let (read, calls) = (breaker.clone(), Arc::new(AtomicUsize::new(0)));
+        let count = calls.clone();
+        let recorder = HookedRecorder::new(move |_| {
+            assert!(read.counted.try_lock().is_some());
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        metrics::with_local_recorder(&recorder, || {
+            breaker.sync(|| true);
+            breaker.sync(|| true);
+            breaker.sync(|| false);
+        });
+        // Each opening looks the gauge up.
+        assert_eq!(calls.load(Ordering::SeqCst), 4);
+    }
 }

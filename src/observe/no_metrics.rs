@@ -60,7 +60,7 @@ impl BreakerMetrics {
     #[cfg(feature = "redis")]
     pub(super) fn register(&self) {}
 
-    pub(super) fn sync(&self, _: impl FnOnce() -> bool) {}
+    pub(super) fn sync(&self, _: impl Fn() -> bool) {}
 }
 
 #[cfg(feature = "redis")]

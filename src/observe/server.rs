@@ -62,7 +62,7 @@ impl ServerEvents {
     }
 
     /// Sets the metrics to the present state of the circuit breaker, which `is_open` reads. Call it after each change.
-    pub(crate) fn sync_metrics(&self, is_open: impl FnOnce() -> bool) {
+    pub(crate) fn sync_metrics(&self, is_open: impl Fn() -> bool) {
         self.metrics.sync(is_open);
     }
 
