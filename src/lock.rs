@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A mutex that a panic does not poison.
 ///
-/// The code that holds it must leave the value whole at every step that can panic, and must not wait for anything.
+/// The code that holds it must leave the value whole at every step that can panic, and must not wait for anything. It must not call code of
+/// a user, which may wait for this lock: a subscriber, a recorder, a waker, or the drop of an error.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 
