@@ -20,7 +20,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::{BackendError, Reason},
-    observe::{ServerBreaker, ServerEvents},
+    observe::{LateCause, ServerBreaker, ServerEvents},
 };
 
 /// The number of checks in flight from which this process may delay their answers, instead of the server.
@@ -111,20 +111,16 @@ impl Guard {
     fn unless_overload(&self, error: BackendError, is_crowded: bool) -> BackendError {
         let deadline = self.deadline();
         let was_busy = || self.circuit.was_busy(deadline);
-        let problem = match error.reason() {
+        let cause = match error.reason() {
             _ if !error.was_asked() => return error,
             // The server has answered. It may have answered late.
-            Reason::DeadlineExceeded if is_crowded => {
-                "many checks are in flight, and they reach the server late"
-            }
-            Reason::Timeout | Reason::DeadlineExceeded if was_busy() => {
-                "this process is busy, so it may not have read the replies"
-            }
+            Reason::DeadlineExceeded if is_crowded => LateCause::Crowded,
+            Reason::Timeout | Reason::DeadlineExceeded if was_busy() => LateCause::Busy,
             // A server that has begun to hang has answered the checks before this one only, which is a whole deadline ago.
-            Reason::Timeout if !self.circuit.is_silent(deadline * 3 / 4) => "the server answers other checks",
+            Reason::Timeout if !self.circuit.is_silent(deadline * 3 / 4) => LateCause::Slow,
             _ => return error,
         };
-        self.events.answers_late(problem);
+        self.events.answers_late(cause);
         BackendError::new(Reason::Overloaded)
     }
 
@@ -169,6 +165,7 @@ impl Guard {
         if let Some(ticket) = ticket {
             self.log(self.circuit.leave(ticket, outcome, || self.protection.breaker()));
             if outcome.is_err() {
+                self.events.count_failure();
                 // A failed probe keeps the breaker open.
                 self.sync_metrics();
             }

@@ -31,19 +31,29 @@ impl Limiter {
     /// Returns the check of any draft whose errors reject the request. Returns `None` if the request passes uncounted: the draft is
     /// exempt, or has shadow pairs only and cannot be a check.
     pub(super) fn check_to_admit(&self, draft: Draft) -> Result<Option<Check>, Rejection> {
-        let is_shadow = draft.is_shadow();
+        let (is_shadow, mut is_mistake) = (draft.is_shadow(), false);
         if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);
+            is_mistake = true;
         }
-        self.check_for_draft(draft).or_else(|error| {
+        let check = match self.check_for_draft(draft) {
+            Ok(check) => check,
             // Shadow pairs reject no request.
-            if is_shadow {
+            Err(error) if is_shadow => {
                 self.0.events.misconfigured_shadow(&error);
-                return Ok(None);
+                is_mistake = true;
+                None
             }
-            self.0.events.misconfigured(&error);
-            Err(Rejection::Misconfigured(Arc::new(error)))
-        })
+            Err(error) => {
+                self.0.events.misconfigured(&error);
+                return Err(Rejection::Misconfigured(Arc::new(error)));
+            }
+        };
+        // Another part may be a check, which counts as such.
+        if is_mistake && check.is_none() {
+            self.0.events.not_made();
+        }
+        Ok(check)
     }
 
     /// Returns the check of a key against all policies of the limiter, of which there is at least one.

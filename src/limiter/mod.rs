@@ -592,11 +592,13 @@ impl Limiter {
         draft: Result<Draft, KeyError>,
         purpose: Purpose,
     ) -> LimiterFuture<Result<Decision, BackendError>> {
+        // A client may cause any other error of a key.
+        let is_mistake = matches!(&draft, Ok(_) | Err(KeyError::Misconfigured { .. }));
         LimiterFuture(match self.check_to_decide(draft) {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
             Err(error) => {
-                if purpose.is_counted() {
+                if is_mistake && purpose.is_counted() {
                     self.0.events.undecided(&[], &error);
                 }
                 NowOrLater::now(Err(error))

@@ -21,13 +21,16 @@ use crate::{
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
-/// it leaves the queue. Counts the denial of a request that is rejected.
+/// it leaves the queue. Counts a request that is rejected.
 pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
     check.hints.may_wait = true;
     let mut waits = None;
     let outcome = admit_in_turn(&limiter, &check, terms, at_most, &mut waits).await;
-    if let Err(Rejection::Denied(denied)) = &outcome {
-        limiter.events().decision(denied, DecidedPairs::Check(&check));
+    match &outcome {
+        Err(Rejection::Denied(denied)) => limiter.events().decision(denied, DecidedPairs::Check(&check)),
+        Err(Rejection::WaitTooLong { .. }) => limiter.events().wait_too_long(&check),
+        Err(Rejection::TooManyWaiting { .. }) => limiter.events().too_many_waiting(&check),
+        _ => {}
     }
     if let Some(waits) = waits {
         waits.end(outcome.is_ok());

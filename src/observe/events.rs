@@ -108,7 +108,8 @@ pub(super) fn failed_check(
         }
         Reason::ForeignValue => {
             "foreign value: this version of the crate has not written what a key in the store contains, so its checks get no decision; \
-             delete the key with `Limiter::reset`, or by the name that `RedisBackend::key_name` returns"
+             delete the key with `Limiter::reset`, that of a gate with `Limiter::unblock`, and that of a policy in flight in the store, by the \
+             name that `RedisBackend::key_name` returns"
         }
         Reason::CrossSlot => {
             "keys in different slots: the backend could not split a check, so it gets no decision; check each key on its own"

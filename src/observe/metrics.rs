@@ -31,6 +31,7 @@ const UNANSWERED_CHECKS: &str = "rate_limit_unanswered_checks_total";
 const WAITING: &str = "rate_limit_waiting_requests";
 const WAIT_DURATION: &str = "rate_limit_wait_duration_seconds";
 const BREAKER_OPEN: &str = "rate_limit_breaker_open";
+const SERVER_FAILURES: &str = "rate_limit_server_failures_total";
 const DENY_CACHE_HITS: &str = "rate_limit_deny_cache_hits_total";
 const SETTLEMENTS: &str = "rate_limit_settlements_total";
 const DENIED_KEYS: &str = "rate_limit_denied_keys_total";
@@ -67,6 +68,11 @@ pub fn describe_metrics() {
     describe_gauge!(WAITING, Unit::Count, "Requests that wait until their limit admits them.");
     describe_histogram!(WAIT_DURATION, Unit::Seconds, "Time that requests have waited, by outcome.");
     describe_gauge!(BREAKER_OPEN, Unit::Count, "Circuit breakers that are open or half-open, by server.");
+    describe_counter!(
+        SERVER_FAILURES,
+        Unit::Count,
+        "Failures that a circuit breaker has counted, by server."
+    );
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
     describe_counter!(
         DENIED_KEYS,
@@ -188,6 +194,13 @@ impl LimiterMetrics {
         }
         if decision.is_cached() {
             self.deny_cache_hits.count(1);
+        }
+    }
+
+    /// Counts a request that is rejected because its wait would be too long.
+    pub(super) fn wait_too_long(&self, pairs: &[Pair]) {
+        for pair in pairs.iter().filter(|pair| !pair.is_shadow) {
+            self.policies.with(pair.policy.name(), |policy| policy.denied.count(1));
         }
     }
 
@@ -322,19 +335,30 @@ impl Drop for WaitMetrics {
 /// The gauge of a circuit breaker. The breakers of one server in several backends add up.
 pub(super) struct BreakerMetrics {
     open: Series,
+    failures: Series,
     /// The gauge that counts this breaker as open. A recorder that was installed since then counts it from the next failure on.
     counted: Lock<Option<Gauge>>,
 }
 
 impl BreakerMetrics {
     pub(super) fn new(server: &str) -> Self {
-        let server = label("server", SharedString::from_shared(server.into()));
-        Self { open: Series::new(BREAKER_OPEN, vec![server]), counted: Lock::default() }
+        let labels = || vec![label("server", SharedString::from_shared(server.into()))];
+        Self {
+            open: Series::new(BREAKER_OPEN, labels()),
+            failures: Series::new(SERVER_FAILURES, labels()),
+            counted: Lock::default(),
+        }
     }
 
     #[cfg(feature = "redis")]
     pub(super) fn register(&self) {
         drop(self.open.gauge());
+        drop(self.failures.counter());
+    }
+
+    /// Counts a failure.
+    pub(super) fn failed(&self) {
+        self.failures.count(1);
     }
 
     /// Counts the breaker as open or closed. `is_open` reads its present state under the lock, so the gauge is right after the last

@@ -51,7 +51,7 @@ use metrics::LimiterMetrics;
 pub use metrics::describe_metrics;
 pub(crate) use metrics::{WaitMetrics, evicted};
 pub(crate) use outcome::RequestOutcome;
-pub(crate) use server::ServerEvents;
+pub(crate) use server::{LateCause, ServerEvents};
 pub(crate) use server_breaker::ServerBreaker;
 use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
@@ -164,14 +164,17 @@ impl LimiterEvents {
     /// Counts a check that cannot be made. Warns, at most once per minute, about a request that is rejected because of a mistake in the
     /// server.
     pub(crate) fn misconfigured(&self, error: &dyn Error) {
-        self.count_undecided(&[], Reason::Misconfigured);
+        self.not_made();
         self.misconfigured.log(|unlogged| events::misconfigured(error, unlogged));
     }
 
-    /// Counts a check that cannot be made. Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted
-    /// because of a mistake in the server.
-    pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
+    /// Counts a check that cannot be made.
+    pub(crate) fn not_made(&self) {
         self.count_undecided(&[], Reason::Misconfigured);
+    }
+
+    /// Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted because of a mistake in the server.
+    pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
@@ -247,6 +250,17 @@ impl LimiterEvents {
         events::denied(decision, "delayed", || {
             self.pseudonym(DecidedPairs::Check(check).denied_key(decision)?)
         });
+    }
+
+    /// Counts a request that is rejected because its wait would be too long: a denial of each enforcing pair.
+    pub(crate) fn wait_too_long(&self, check: &Check) {
+        self.counters.wait_too_long();
+        self.metrics.wait_too_long(check.pairs());
+    }
+
+    /// Counts a request that is rejected because too many wait.
+    pub(crate) fn too_many_waiting(&self, check: &Check) {
+        self.count_undecided(check.pairs(), Reason::Overloaded);
     }
 
     /// Begins to count a request that waits, until the result is dropped.

@@ -23,6 +23,8 @@ impl LimiterMetrics {
 
     pub(super) fn delayed(&self, _: &Decision) {}
 
+    pub(super) fn wait_too_long(&self, _: &[Pair]) {}
+
     pub(super) fn admitted_unchecked(&self) {}
 
     pub(super) fn admitted_locally(&self) {}
@@ -59,6 +61,8 @@ impl BreakerMetrics {
 
     #[cfg(feature = "redis")]
     pub(super) fn register(&self) {}
+
+    pub(super) fn failed(&self) {}
 
     pub(super) fn sync(&self, _: impl Fn() -> bool) {}
 }

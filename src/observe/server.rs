@@ -24,10 +24,32 @@ pub(crate) struct ServerEvents {
     other: Throttle,
     failed: Throttle,
     overloaded: Throttle,
-    answers_late: Throttle,
+    /// By the discriminant of the cause.
+    answers_late: [Throttle; 3],
     #[cfg(feature = "redis")]
     cluster_node: Throttle,
     metrics: BreakerMetrics,
+}
+
+/// Why checks are not answered within their deadline although the server is not silent.
+#[derive(Clone, Copy)]
+pub(crate) enum LateCause {
+    /// Many checks are in flight.
+    Crowded,
+    /// This process is busy.
+    Busy,
+    /// The server or the network is slow.
+    Slow,
+}
+
+impl LateCause {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Crowded => "many checks are in flight, and they reach the server late",
+            Self::Busy => "this process is busy, so it may not have read the replies",
+            Self::Slow => "the server answers, but slowly, or the network is slow",
+        }
+    }
 }
 
 impl ServerEvents {
@@ -44,7 +66,7 @@ impl ServerEvents {
             other: Throttle::default(),
             failed: Throttle::default(),
             overloaded: Throttle::default(),
-            answers_late: Throttle::default(),
+            answers_late: Default::default(),
             #[cfg(feature = "redis")]
             cluster_node: Throttle::default(),
         }
@@ -59,6 +81,11 @@ impl ServerEvents {
     #[cfg(feature = "redis")]
     pub(crate) fn register(&self) {
         self.metrics.register();
+    }
+
+    /// Counts a failure that the circuit breaker counts.
+    pub(crate) fn count_failure(&self) {
+        self.metrics.failed();
     }
 
     /// Sets the metrics to the present state of the circuit breaker, which `is_open` reads. Call it after each change.
@@ -107,9 +134,11 @@ impl ServerEvents {
         self.overloaded.log(|unlogged| events::overloaded(&self.server, max_checks_in_flight, unlogged));
     }
 
-    /// Warns, at most once per minute, that checks are not answered within their deadline although the server is not silent.
-    pub(crate) fn answers_late(&self, problem: &str) {
-        self.answers_late.log(|unlogged| events::answers_late(&self.server, problem, unlogged));
+    /// Warns, at most once per minute and cause, that checks are not answered within their deadline although the server is not silent.
+    pub(crate) fn answers_late(&self, cause: LateCause) {
+        if let Some(throttle) = self.answers_late.get(cause as usize) {
+            throttle.log(|unlogged| events::answers_late(&self.server, cause.text(), unlogged));
+        }
     }
 
     /// Warns, at most once per minute, that the server is a node of a cluster, and the backend is not one of a cluster.

@@ -161,6 +161,11 @@ impl LimiterCounters {
         }
     }
 
+    /// Counts a request that is rejected because its wait would be too long.
+    pub(crate) fn wait_too_long(&self) {
+        increment(&self.denied);
+    }
+
     /// Counts the first denial of a request that waits.
     pub(crate) fn delayed(&self) {
         increment(&self.delayed);

@@ -6,6 +6,7 @@ use tokio::time::{advance, sleep};
 use tower_sliding_window::{
     Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policy, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Reason, WhenFull},
+    key::KeyError,
     observe,
     outage::{Breaker, Share},
     protocol::Draft,
@@ -202,6 +203,8 @@ async fn outage_counts_reasons_and_opens_gauge() {
     advance(SECOND).await;
     let _ = one.check(alice()).await.unwrap();
     assert_eq!((scrape().has(OPEN), scrape().get(OPEN)), (true, 0.0));
+    // Those that have opened both, and the probe.
+    assert_eq!(scrape().get(&OPEN.replace("breaker_open", "server_failures_total")), 7.0);
 }
 
 /// A recorder with an idle timeout removes a gauge, as does a new recorder.
@@ -253,15 +256,24 @@ async fn checks_that_cannot_be_made_have_no_decision() {
     assert_eq!((error.reason(), error.was_asked()), (Reason::Misconfigured, false));
     limiter.admit(twice()).await.unwrap_err();
     limiter.peek(twice()).await.unwrap_err();
+    // A check counts once, and one with another part as this part.
+    let nothing = || Draft::pairs(vec![]).shadow();
+    limiter.admit(Draft::pairs(twice()).and(nothing())).await.unwrap_err();
+    let _ = limiter.admit(Draft::check(alice(), 1).and(nothing())).await.unwrap();
+    // A client may cause this error.
+    limiter.check(Err::<PartitionKey, _>(KeyError::missing("x-api-key"))).await.unwrap_err();
     let scrape = Scrape::of(&recorder.handle());
-    let reasons = [(r#"reason="misconfigured""#, 2.0), (r#"reason="unsupported""#, 4.0)];
+    let reasons = [(r#"reason="misconfigured""#, 3.0), (r#"reason="unsupported""#, 4.0)];
     assert_eq!(scrape.non_zero("unavailable_checks_total"), reasons);
-    let of_policies =
-        [(r#"policy="jobs",outcome="unavailable""#, 1.0), (r#"policy="p",outcome="unavailable""#, 3.0)];
+    let of_policies = [
+        (r#"policy="jobs",outcome="unavailable""#, 1.0),
+        (r#"policy="p",outcome="admitted""#, 1.0),
+        (r#"policy="p",outcome="unavailable""#, 3.0),
+    ];
     assert_eq!(scrape.non_zero("decisions_total"), of_policies);
     let stats = limiter.stats();
-    assert_eq!(stats.reasons, [(Reason::Unsupported, 4), (Reason::Misconfigured, 2)]);
-    assert_eq!(stats.unavailable, 6);
+    assert_eq!(stats.reasons, [(Reason::Unsupported, 4), (Reason::Misconfigured, 3)]);
+    assert_eq!(stats.unavailable, 7);
 }
 
 #[tokio::test(start_paused = true)]

@@ -611,7 +611,11 @@ async fn reset_and_unblock_wake_first_waiter() {
         assert_eq!(journal.admitted(), [("a", 2_000), ("b", 2_000), ("c", 2_000)]);
         assert_eq!((journal.now(), backend.checks().len()), (2_000, asked + 4));
         let stats = limiter.stats();
-        assert_eq!((stats.delayed, stats.denied), (1, 0), "a request that waits counts once");
+        assert_eq!(
+            (stats.delayed, stats.denied),
+            (1, 1),
+            "each of those that wait and are rejected counts once"
+        );
     }
 }
 
@@ -790,6 +794,35 @@ async fn denied_request_that_leaves_passes_release_on() {
 }
 
 /// A healthy queue denies nothing: its requests are delayed, and then admitted.
+/// The store is not asked for them.
+#[tokio::test(start_paused = true)]
+async fn requests_rejected_in_queue_are_counted() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    for (max_waiting, at_most, rejected) in [(64, 2 * SECOND, [6, 0]), (2, MINUTE, [0, 6])] {
+        let shadow = Policy::new("shadow", 99, MINUTE).unwrap().shadow();
+        let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND)).policy(shadow);
+        let limiter = builder.max_waiting(max_waiting).build().unwrap();
+        let waits: Vec<_> = (0..9).map(|_| tokio::spawn(limiter.wait(alice(), at_most))).collect();
+        let mut seen = [0, 0];
+        for wait in waits {
+            match wait.await.unwrap() {
+                Err(Rejection::WaitTooLong { .. }) => seen[0] += 1,
+                Err(Rejection::TooManyWaiting { .. }) => seen[1] += 1,
+                outcome => assert!(outcome.is_ok(), "{outcome:?}"),
+            }
+        }
+        assert_eq!(seen, rejected);
+        let stats = limiter.stats();
+        assert_eq!([stats.denied, stats.unavailable], rejected);
+        assert!(stats.reasons.iter().all(|(reason, _)| *reason == Reason::Overloaded), "{stats:?}");
+    }
+    let scrape = Scrape::of(&recorder.handle());
+    let denied = |policy| scrape.get(&format!(r#"decisions_total{{policy="{policy}",outcome="denied"}}"#));
+    assert_eq!([denied("units"), denied("shadow")], [6.0, 0.0]);
+    assert_eq!(scrape.get(r#"unavailable_checks_total{reason="overloaded"}"#), 6.0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn waits_are_measured_and_are_no_denials() {
     let recorder = recorder();
