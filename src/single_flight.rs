@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::lock::Lock;
+use crate::{foreign::contain, lock::Lock};
 
 /// The time after its limit in which an attempt is not replaced yet. An attempt that is driven ends at its limit by itself, and a
 /// busy machine wakes it with a delay.
@@ -124,7 +124,7 @@ impl<T> Attempt<T> {
 impl<T> Drop for Attempt<T> {
     fn drop(&mut self) {
         // After `finish` there is nothing to end.
-        drop(self.end());
+        contain(|| drop(self.end()));
     }
 }
 

@@ -52,7 +52,7 @@ pub enum Reason {
     /// asked. The text of the error and its source state the mistake.
     Misconfigured,
     /// More checks are in flight than are decided within the deadline: the store was not asked, or it answers other checks and has
-    /// not answered this one in time. This is no outage of the store, so no outage rule admits the request.
+    /// not answered this one in time. Or too many requests wait. This is no outage of the store, so no outage rule admits the request.
     Overloaded,
     /// Any other reason.
     Other,

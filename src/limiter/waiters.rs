@@ -11,6 +11,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::rejection::Rejection;
 use crate::{
     check::{Check, Pair, ReleaseSignal},
+    foreign::contain,
     guard::until,
     key::PartitionKey,
     lock::Lock,
@@ -295,7 +296,7 @@ impl QueueTicket {
         // A waker may run code of its own, so the lock is free.
         for (wake, at_least) in too_long {
             // If the request has left meanwhile, the message is lost.
-            let _ = wake.send(Wakeup::TooLong(at_least));
+            contain(|| wake.send(Wakeup::TooLong(at_least)));
         }
         true
     }
@@ -341,7 +342,7 @@ impl Drop for QueueTicket {
         drop(guard);
         if let Some(next) = next {
             // If the next request leaves meanwhile, its ticket gives the turn to the one behind it.
-            let _ = next.send(Wakeup::Turn);
+            contain(|| next.send(Wakeup::Turn));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{IS_LOGGED, conflicts, events};
-use crate::{check::Namespace, lock::Lock, policy::Policy};
+use crate::{check::Namespace, foreign::contain, lock::Lock, policy::Policy};
 
 /// The time in which limiters are counted. A limiter that lives longer is not counted.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -78,7 +78,7 @@ impl Drop for Lifetime {
             dropped.limiters == MAX_DROPPED && !std::mem::replace(&mut dropped.is_logged, true)
         };
         if is_logged {
-            events::dropped_again(&self.place, MAX_DROPPED);
+            contain(|| events::dropped_again(&self.place, MAX_DROPPED));
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     check::Pair,
     decision::{Decision, Status},
     error::Reason,
+    foreign::contain,
     lock::Lock,
     policy::Policy,
 };
@@ -71,7 +72,7 @@ pub fn describe_metrics() {
     describe_counter!(
         SERVER_FAILURES,
         Unit::Count,
-        "Failures that a circuit breaker has counted, by server."
+        "Failed checks that show an outage of the server, by server."
     );
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
     describe_counter!(
@@ -326,9 +327,9 @@ impl WaitMetrics {
 
 impl Drop for WaitMetrics {
     fn drop(&mut self) {
-        self.waiting.decrement(1.0);
+        contain(|| self.waiting.decrement(1.0));
         let duration = Series::new(WAIT_DURATION, vec![label("outcome", self.outcome)]);
-        duration.histogram().record(self.began.elapsed());
+        contain(|| duration.histogram().record(self.began.elapsed()));
     }
 }
 
@@ -367,7 +368,7 @@ impl BreakerMetrics {
     pub(super) fn sync(&self, is_open: impl Fn() -> bool) {
         let gauge = is_open().then(|| self.open.gauge());
         let mut counted = self.counted.lock();
-        let (before, after) = match (is_open(), gauge) {
+        let (before, after) = match (is_open(), &gauge) {
             (false, _) => (counted.take(), None),
             (true, Some(gauge)) => (counted.replace(gauge.clone()), Some(gauge)),
             // It has opened since then. The caller that has opened it counts it.
@@ -386,7 +387,7 @@ impl BreakerMetrics {
 impl Drop for BreakerMetrics {
     /// A server that has left a cluster must not stay open.
     fn drop(&mut self) {
-        self.sync(|| false);
+        contain(|| self.sync(|| false));
     }
 }
 

@@ -417,7 +417,8 @@ pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle
 #[cfg(feature = "redis")]
 pub(crate) fn unanswered(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
-    metrics::check_unanswered();
+    // A check may be dropped while a panic unwinds.
+    crate::foreign::contain(metrics::check_unanswered);
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.

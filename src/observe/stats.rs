@@ -32,7 +32,8 @@ pub struct Stats {
     pub delayed: u64,
     /// The number of denied checks that the deny cache has answered.
     pub denied_from_cache: u64,
-    /// The number of checks without a decision, whatever the outage rule did with them. A check that cannot be made counts, too.
+    /// The number of checks without a decision, whatever the outage rule did with them. A check that cannot be made counts, too, and so does a
+    /// request that is rejected because too many wait.
     pub unavailable: u64,
     /// The number of requests that were admitted without a check, because the outage rule is to fail open.
     pub unchecked: u64,

@@ -793,7 +793,6 @@ async fn denied_request_that_leaves_passes_release_on() {
     assert!(waits[1].is_finished(), "10 of 10 units remain, and the request sleeps for an hour");
 }
 
-/// A healthy queue denies nothing: its requests are delayed, and then admitted.
 /// The store is not asked for them.
 #[tokio::test(start_paused = true)]
 async fn requests_rejected_in_queue_are_counted() {
@@ -823,6 +822,7 @@ async fn requests_rejected_in_queue_are_counted() {
     assert_eq!(scrape.get(r#"unavailable_checks_total{reason="overloaded"}"#), 6.0);
 }
 
+/// A healthy queue denies nothing: its requests are delayed, and then admitted.
 #[tokio::test(start_paused = true)]
 async fn waits_are_measured_and_are_no_denials() {
     let recorder = recorder();

@@ -19,6 +19,7 @@ use tokio::{runtime::Handle, sync::Notify, time::Instant};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Invalidation, Refund},
+    foreign::contain,
     guard::until,
     lock::Lock,
     observe::{self, Throttle},
@@ -89,7 +90,7 @@ impl Rollbacks {
 
     pub(super) fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        observe::lost_rollback(lost, error, &self.events);
+        contain(|| observe::lost_rollback(lost, error, &self.events));
     }
 }
 

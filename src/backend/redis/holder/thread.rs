@@ -85,10 +85,15 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
 impl HolderState {
     /// Starts the thread, unless it runs.
     pub(super) fn start(self: &Arc<Self>, sender: impl FnOnce() -> SendCall) -> io::Result<()> {
+        if *self.has_thread.lock() {
+            return Ok(());
+        }
+        // A recorder learns of its connections, so no lock is held.
+        let send = sender();
         let mut has_thread = self.has_thread.lock();
         if !*has_thread {
             let runtime = Arc::new(runtime::Builder::new_current_thread().enable_all().build()?);
-            let (state, send, driven) = (self.clone(), sender(), runtime.clone());
+            let (state, driven) = (self.clone(), runtime.clone());
             let run = move || {
                 let thread = HolderThread(state);
                 driven.block_on(run(&thread.0, &send));

@@ -107,12 +107,17 @@ struct ClusterUpdate {
 impl ClusterUpdate {
     /// Reports the change. A subscriber, a recorder, and the error of a stream may use the cluster, so the caller holds no lock.
     fn report(self) {
-        for server in &self.added {
-            contain(|| server.guard().register());
-        }
+        register(&self.added);
         for server in &self.removed {
             contain(|| server.guard().retire());
         }
+    }
+}
+
+/// Registers the metrics of new nodes. The caller holds no lock. Others use the nodes, too, so a panic of the recorder ends here.
+fn register(added: &[Server]) {
+    for server in added {
+        contain(|| server.guard().register());
     }
 }
 
@@ -291,7 +296,7 @@ impl ClusterInner {
     fn server(&self, address: &Address) -> Server {
         let mut added = Vec::new();
         let server = self.server_in(&mut self.state.lock(), address, &mut added);
-        added.iter().for_each(|server: &Server| server.guard().register());
+        register(&added);
         server
     }
 
@@ -328,7 +333,7 @@ impl ClusterInner {
         }
         let server = self.server_in(&mut state, address, &mut added);
         drop(state);
-        added.iter().for_each(|server: &Server| server.guard().register());
+        register(&added);
         server
     }
 
