@@ -644,12 +644,13 @@ mod tests {
             let address = |host: &str| (host.to_owned(), 6_379);
             cluster.0.server(&address("a"));
             cluster.0.move_slot(10, &address("b"));
-            assert_eq!(registered.load(Ordering::SeqCst), 2);
+            // Each node has two metrics.
+            assert_eq!(registered.load(Ordering::SeqCst), 4);
             let mut state = cluster.0.state.lock();
             let update = cluster.0.update(&mut state, &[(address("c"), report("c"))], Instant::now());
             assert_eq!((update.added.len(), update.removed.len()), (1, 2));
         });
-        assert_eq!(registered.load(Ordering::SeqCst), 2, "the caller registers the third one");
+        assert_eq!(registered.load(Ordering::SeqCst), 4, "the caller registers the third one");
     }
 
     #[test]
