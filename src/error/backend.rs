@@ -75,8 +75,8 @@ impl BackendError {
     }
 
     /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, this limiter could not make
-    /// the check ([`Reason::Misconfigured`]), the backend cannot ([`Reason::Unsupported`]), or the [`Breaker`](crate::outage::Breaker) was open. In that last case, the reason is that of the
-    /// failure that has opened it.
+    /// the check ([`Reason::Misconfigured`]), the backend cannot ([`Reason::Unsupported`]), or the [`Breaker`](crate::outage::Breaker) was
+    /// open. In that last case, the reason is that of the failure that has opened it.
     pub fn was_asked(&self) -> bool {
         self.0.not_sent.is_none()
     }

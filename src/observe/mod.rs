@@ -179,8 +179,8 @@ impl LimiterEvents {
     }
 
     /// Counts the outcome of a check that is no peek and no debit. The denial of a request that may wait is counted by
-    /// [`Limiter::wait`](crate::Limiter::wait). Warns about an error of one check. `started` is the instant at which the store was asked, or `None` if it was not
-    /// asked, or has answered at once.
+    /// [`Limiter::wait`](crate::Limiter::wait). Warns about an error of one check. `started` is the instant at which the store was asked, or
+    /// `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
         &self,
