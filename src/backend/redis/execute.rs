@@ -173,14 +173,13 @@ impl RedisBackend {
     }
 
     /// Changes what a holder holds of some pairs.
-    async fn change_held(self, holder: u64, call: HoldCall) -> (HoldCall, HeldLists) {
+    async fn change_held(self, holder: u64, call: Arc<HoldCall>) -> HeldLists {
         let mut script = Call::hold(holder, &call.pairs, self.injected_micros());
         let command = Command::Script(&self.scripts.hold, &mut script);
         let change = self.change_in_slot(call.slot, command, self.on_server(Some(call.end)));
         let reply = timeout_at(call.end, change).await;
         let reply = reply.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-        let lists = reply.and_then(|reply| script::hold::lists(&reply, call.pairs.len()));
-        (call, lists)
+        reply.and_then(|reply| script::hold::lists(&reply, call.pairs.len()))
     }
 
     /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.

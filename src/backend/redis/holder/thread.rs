@@ -15,7 +15,7 @@ use tokio::{runtime, sync::Notify, time::Instant};
 
 use super::pairs::{HeldPairs, HoldCall, HoldOutcome};
 use crate::{
-    backend::{BackendError, redis::script::hold::HeldList},
+    backend::{BackendError, Reason, redis::script::hold::HeldList},
     foreign::contain,
     guard::until,
     lock::Lock,
@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_secs(60);
 pub(crate) type HeldLists = Result<Vec<Option<HeldList>>, BackendError>;
 
 /// Sends a call of a holder with this identity, over connections of the thread.
-pub(crate) type SendCall = Box<dyn Fn(u64, HoldCall) -> BoxFuture<(HoldCall, HeldLists)> + Send>;
+pub(crate) type SendCall = Box<dyn Fn(u64, Arc<HoldCall>) -> BoxFuture<HeldLists> + Send>;
 
 /// What the clones of a backend, its thread and its units share.
 #[derive(Default)]
@@ -65,10 +65,13 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
             (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
         };
         for call in due {
-            let (call, state) = (send(state.id, call), state.clone());
+            let call = Arc::new(call);
+            let (sent, state) = (tokio::spawn(send(state.id, call.clone())), state.clone());
             tokio::spawn(async move {
-                let (call, lists) = call.await;
-                state.complete(call, lists);
+                // After a panic, its pairs are free for the next call.
+                let panicked = |error| Err(BackendError::with_source(Reason::Other, error));
+                let lists = sent.await.unwrap_or_else(panicked);
+                state.complete(&call, lists);
             });
         }
         // A release that was given up has no call.
@@ -110,7 +113,7 @@ impl HolderState {
     }
 
     /// Learns the outcome of a call.
-    fn complete(&self, call: HoldCall, lists: HeldLists) {
+    fn complete(&self, call: &HoldCall, lists: HeldLists) {
         let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, lists);
         self.changed.notify_one();
         for (namespace, pair) in released {
@@ -127,7 +130,7 @@ impl HolderState {
 #[cfg(test)]
 mod tests {
     use std::{
-        future::Future,
+        future::{self, Future},
         iter,
         pin::pin,
         task::{Context, Waker},
@@ -135,7 +138,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::redis::keys::KeyNames,
+        backend::redis::keys::{KeyNames, Keys},
         check::{Check, Pair},
         foreign::hooked_waker::waker,
         key::PartitionKey,
@@ -144,6 +147,11 @@ mod tests {
 
     fn is_notified(notified: std::pin::Pin<&mut impl Future>) -> bool {
         notified.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    /// Returns a sender whose calls have no reply.
+    fn unanswered() -> SendCall {
+        Box::new(|_, _| Box::pin(future::pending()))
     }
 
     /// Waits for a thread.
@@ -157,34 +165,79 @@ mod tests {
         })
     }
 
+    /// Holds a unit for 30 s from now, and returns its keys and its number.
+    fn hold_unit(state: &HolderState) -> (Arc<Keys>, u32) {
+        let (policy, hold_time) = (Policy::in_flight("exports", 10).unwrap(), Duration::from_secs(30));
+        let policy = policy.hold_time(hold_time).unwrap();
+        let check = Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap();
+        let pair = &check.pairs()[0];
+        let keys =
+            KeyNames::default().keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(1));
+        let (keys, mut pairs) = (Arc::new(keys), state.pairs.lock());
+        let number = pairs.draw(&keys, 0, check.scope(), pair).unwrap().0.index;
+        pairs.change(&keys, |pair| pair.confirm(number, 1, Instant::now(), hold_time));
+        drop(pairs);
+        (keys, number)
+    }
+
     /// Otherwise, no unit would be renewed or released until the next one is acquired.
     #[cfg(feature = "metrics")]
     #[tokio::test(start_paused = true)]
     async fn panic_of_recorder_leaves_next_call() {
         use crate::foreign::{contain, hooked_recorder::HookedRecorder};
 
-        let (state, second) = (HolderState::default(), Duration::from_secs(1));
-        let policy = Policy::in_flight("exports", 10).unwrap().hold_time(30 * second).unwrap();
-        let check = Check::new([Pair::new(PartitionKey::new("tenant", "acme"), policy, 1)]).unwrap();
-        let pair = &check.pairs()[0];
-        let keys =
-            KeyNames::default().keys(check.namespace(), iter::once((&pair.key, &pair.policy)), Some(1));
-        let keys = Arc::new(keys);
-        let (drawn, sent) =
-            (state.pairs.lock().draw(&keys, 0, check.scope(), pair).unwrap().0, Instant::now());
-        state.pairs.lock().change(&keys, |pair| pair.confirm(drawn.index, 1, sent, 30 * second));
-        tokio::time::advance(10 * second).await;
+        let state = HolderState::default();
+        hold_unit(&state);
+        tokio::time::advance(Duration::from_secs(10)).await;
         let call = state.pairs.lock().due(Instant::now()).pop().unwrap();
         let mut completed = pin!(state.completed.notified());
         completed.as_mut().enable();
 
         let lost = Ok(vec![Some(HeldList { units: 0, numbers: Vec::new() })]);
         let recorder = HookedRecorder::new(|_| panic!("a recorder panics"));
-        metrics::with_local_recorder(&recorder, || contain(|| state.complete(call, lost)));
+        metrics::with_local_recorder(&recorder, || contain(|| state.complete(&call, lost)));
 
         assert_eq!(state.interrupted.load(Ordering::Relaxed), 1);
         assert!(is_notified(pin!(state.changed.notified())), "the thread restores the unit");
         assert!(is_notified(completed));
+    }
+
+    /// Otherwise, the pairs of the call would have no other one.
+    #[test]
+    fn call_that_panics_is_sent_again() {
+        let (state, calls) = (Arc::new(HolderState::default()), Arc::new(AtomicU64::new(0)));
+        let (keys, number) = hold_unit(&state);
+        state.pairs.lock().change(&keys, |pair| pair.release(number, Instant::now()));
+        let sent = calls.clone();
+        let send = move |_, call: Arc<HoldCall>| -> BoxFuture<HeldLists> {
+            let is_first = sent.fetch_add(1, Ordering::SeqCst) == 0;
+            Box::pin(async move {
+                assert!(!is_first, "the first call panics");
+                Ok(call.pairs.iter().map(|_| Some(HeldList { units: 0, numbers: Vec::new() })).collect())
+            })
+        };
+        state.start(|| Box::new(send)).unwrap();
+        assert!(wait_until(|| state.pairs.lock().is_empty()));
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+    }
+
+    /// A recorder that learns of the connections may acquire units.
+    #[test]
+    fn sender_may_start_thread() {
+        let state = Arc::new(HolderState::default());
+        let (first, second) = (state.clone(), state.clone());
+        let start = move || {
+            let sender = || {
+                second.start(unanswered).unwrap();
+                unanswered()
+            };
+            first.start(sender).unwrap();
+        };
+        let started = thread::spawn(start);
+        assert!(wait_until(|| started.is_finished()), "it waits for itself");
+        started.join().unwrap();
+        assert!(*state.has_thread.lock());
+        assert_eq!(Arc::strong_count(&state), 2, "one thread and this test");
     }
 
     #[test]
@@ -200,7 +253,7 @@ mod tests {
         };
         let mut drained = pin!(state.completed.notified());
         assert!(drained.as_mut().poll(&mut Context::from_waker(&panics)).is_pending());
-        state.start(|| Box::new(|_, _| Box::pin(std::future::pending()))).unwrap();
+        state.start(unanswered).unwrap();
         assert!(wait_until(|| woken.load(Ordering::SeqCst)));
 
         let mut next = pin!(state.completed.notified());
