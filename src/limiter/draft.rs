@@ -3,12 +3,12 @@
 use std::mem;
 
 use crate::{
-    check::{MAX_PAIRS, Pair},
+    check::{MAX_PAIRS, Pair, PairRef},
     cost::{Costs, IntoCosts},
     error::ConfigError,
     key::{KeyError, PartitionKey},
     outage::OutageRule,
-    policy::{Policies, Tier},
+    policy::{Policies, Policy, Tier, cost_of},
     settle::Unsettled,
 };
 
@@ -76,6 +76,19 @@ pub(super) struct UsualPart<'a> {
     /// `None` for 1 unit of each policy.
     pub(super) costs: Option<&'a Costs>,
     pub(super) is_shadow: bool,
+}
+
+impl<'a> UsualPart<'a> {
+    /// Returns the pair of a policy of the limiter.
+    #[inline(always)]
+    pub(super) fn pair(self, policy: &'a Policy) -> PairRef<'a> {
+        let Self { key, costs, is_shadow } = self;
+        let cost = match costs {
+            Some(costs) => cost_of(policy, costs),
+            None => 1,
+        };
+        PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() }
+    }
 }
 
 impl Draft {

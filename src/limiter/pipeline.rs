@@ -12,7 +12,9 @@ use super::{
     outage_rule::Terms,
 };
 use crate::{
-    check::{Check, Hints, MAX_PAIRS, PairRef, Purpose},
+    backend::MemoryBackend,
+    check::{Check, Hints, MAX_PAIRS, Namespace, Purpose},
+    cost::Costs,
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
     error::BackendError,
@@ -21,7 +23,7 @@ use crate::{
     now_or_later::{BoxFuture, NowOrLater},
     observe::DecidedPairs,
     outage::OutageRule,
-    policy::cost_of,
+    policy::Policy,
 };
 
 impl Limiter {
@@ -148,40 +150,50 @@ impl Limiter {
 
     /// Decides the usual part of a draft as [`decide`](Self::decide) does. Returns `None` if the limiter has no memory, the key is long, or
     /// the memory has no room for it. Then nothing was charged. This usual check has no list of pairs on the heap.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide_part_now(&self, part: UsualPart<'_>, purpose: Purpose) -> Option<Decision> {
-        let UsualPart { key, costs, is_shadow } = part;
+        let UsualPart { key, costs, .. } = part;
         let LimiterInner { settings, local_policies, pair_backend: Some(backend), events, .. } = &*self.0
         else {
             return None;
         };
         let (namespace, policies) = (&settings.namespace, local_policies.local());
-        let pair = move |policy| {
-            let cost = match costs {
-                Some(costs) => cost_of(policy, costs),
-                None => 1,
-            };
-            PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() }
-        };
         let decided = match &**policies {
-            [policy] => backend.check_key_now(namespace, &[pair(policy)], purpose),
-            policies => {
-                let pairs: SmallVec<[_; MAX_PAIRS]> = policies.iter().map(pair).collect();
-                backend.check_key_now(namespace, &pairs, purpose)
-            }
+            [policy] => backend.check_key_now(namespace, &[part.pair(policy)], purpose),
+            policies => check_several_now(backend, namespace, part, policies, purpose),
         };
         if let Some(decision) = &decided {
             if let Some(costs) = costs {
-                events.unknown_policies(costs, &**policies);
+                self.report_costs(part, costs, purpose);
             }
             if purpose != Purpose::Peek {
-                // One unit is above no quota.
-                if costs.is_some() {
-                    policies.iter().for_each(|policy| events.cost_above_quota(pair(policy)));
-                }
                 events.decision(decision, DecidedPairs::OfKey(key));
             }
         }
         decided
     }
+
+    /// Reports costs that are mistakes. One unit of each policy is none. As a part of its caller, it would keep the compiler from inlining it.
+    #[inline(never)]
+    fn report_costs(&self, part: UsualPart<'_>, costs: &Costs, purpose: Purpose) {
+        let LimiterInner { local_policies, events, .. } = &*self.0;
+        let policies = &**local_policies.local();
+        events.unknown_policies(costs, policies);
+        if purpose != Purpose::Peek {
+            policies.iter().for_each(|policy| events.cost_above_quota(part.pair(policy)));
+        }
+    }
+}
+
+/// Decides a part against several policies. Its list would make the code for one policy slower.
+#[inline(never)]
+fn check_several_now(
+    backend: &MemoryBackend,
+    namespace: &Namespace,
+    part: UsualPart<'_>,
+    policies: &[Policy],
+    purpose: Purpose,
+) -> Option<Decision> {
+    let pairs: SmallVec<[_; MAX_PAIRS]> = policies.iter().map(|policy| part.pair(policy)).collect();
+    backend.check_key_now(namespace, &pairs, purpose)
 }

@@ -70,12 +70,13 @@ impl TermTable {
 impl Term {
     /// Returns whether a count of this policy and this smallest quota has this term, if the namespace is the same. The quota of the last charge
     /// makes no difference to a stored count, so that few terms serve many quotas of a policy. The rate of a token bucket does.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_for(&self, policy: &Policy, smallest: SmallestQuota) -> bool {
         // Usually a clone of the policy is stored. So most callers need not call the comparison of policies.
         self.smallest == smallest && (self.policy.is_same(policy) || self.is_alike(policy))
     }
 
+    #[cold]
     fn is_alike(&self, policy: &Policy) -> bool {
         self.policy.counts_with(policy) && self.policy.algorithm() == policy.algorithm()
     }
