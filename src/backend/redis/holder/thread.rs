@@ -60,6 +60,8 @@ impl Drop for HolderThread {
 
 async fn run(state: &Arc<HolderState>, send: &SendCall) {
     loop {
+        // Before the pairs are read: once it is closed, no check acquires a unit.
+        let is_closed = state.is_closed.load(Ordering::SeqCst);
         let (due, next, is_empty) = {
             let mut pairs = state.pairs.lock();
             (pairs.due(Instant::now()), pairs.next_due(), pairs.is_empty())
@@ -77,7 +79,7 @@ async fn run(state: &Arc<HolderState>, send: &SendCall) {
         // A release that was given up has no call.
         contain(|| state.completed.notify_waiters());
         // A pair in a call is not removed.
-        if is_empty && state.is_closed.load(Ordering::SeqCst) {
+        if is_empty && is_closed {
             return;
         }
         let end = next.unwrap_or_else(|| Instant::now() + IDLE);
@@ -180,6 +182,11 @@ mod tests {
         (keys, number)
     }
 
+    /// Returns the reply of a store that holds no unit of the pairs of a call.
+    fn released(call: &HoldCall) -> Vec<Option<HeldList>> {
+        call.pairs.iter().map(|_| Some(HeldList { units: 0, numbers: Vec::new() })).collect()
+    }
+
     /// Otherwise, no unit would be renewed or released until the next one is acquired.
     #[cfg(feature = "metrics")]
     #[tokio::test(start_paused = true)]
@@ -213,12 +220,37 @@ mod tests {
             let is_first = sent.fetch_add(1, Ordering::SeqCst) == 0;
             Box::pin(async move {
                 assert!(!is_first, "the first call panics");
-                Ok(call.pairs.iter().map(|_| Some(HeldList { units: 0, numbers: Vec::new() })).collect())
+                Ok(released(&call))
             })
         };
         state.start(|| Box::new(send)).unwrap();
         assert!(wait_until(|| state.pairs.lock().is_empty()));
         assert_eq!(calls.load(Ordering::SeqCst), 2);
+    }
+
+    /// Otherwise, a unit that is acquired just before the last limiter is dropped would be neither renewed nor released.
+    #[test]
+    fn thread_ends_after_last_unit_is_released() {
+        let state = Arc::new(HolderState::default());
+        let acquired = Arc::downgrade(&state);
+        // It runs after the thread has seen no units.
+        let acquire = waker(move || {
+            let Some(state) = acquired.upgrade().filter(|state| !state.is_closed.load(Ordering::SeqCst))
+            else {
+                return;
+            };
+            let (keys, number) = hold_unit(&state);
+            state.is_closed.store(true, Ordering::SeqCst);
+            state.pairs.lock().change(&keys, |pair| pair.release(number, Instant::now()));
+            state.changed.notify_one();
+        });
+        let mut completed = pin!(state.completed.notified());
+        assert!(completed.as_mut().poll(&mut Context::from_waker(&acquire)).is_pending());
+        let send =
+            |_, call: Arc<HoldCall>| -> BoxFuture<HeldLists> { Box::pin(async move { Ok(released(&call)) }) };
+        state.start(|| Box::new(send)).unwrap();
+        assert!(wait_until(|| state.is_closed.load(Ordering::SeqCst) && !*state.has_thread.lock()));
+        assert!(state.pairs.lock().is_empty());
     }
 
     /// A recorder that learns of the connections may acquire units.
