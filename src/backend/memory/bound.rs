@@ -164,7 +164,7 @@ mod tests {
 
     use crate::{
         MemoryBackend, PartitionKey, Policy,
-        backend::{Check, Pair, Purpose, Reason},
+        backend::{Check, Pair, Purpose, Reason, WhenFull},
         policy::{Algorithm, Rate},
     };
 
@@ -258,6 +258,46 @@ mod tests {
             std::thread::sleep(2 * window);
             assert!(both(&large, 4));
             assert_eq!(charge(&memory, pair("b", &large, 1)), Ok(true), "{large:?}");
+        }
+    }
+
+    /// Otherwise, a key that a faster rate has made idle would take the place of a new key.
+    #[cfg(feature = "test-util")]
+    #[test]
+    fn key_is_idle_by_its_newest_rate() {
+        let bucket = |name, seconds| {
+            Policy::token_bucket(name, 10, Rate::new(10, Duration::from_secs(seconds))).unwrap()
+        };
+        let [slow, fast, other] = [bucket("p", 1_000), bucket("p", 1), bucket("other", 1)];
+        let check = |pairs: &[(&str, &Policy, u32)], purpose| {
+            let pairs = pairs.iter().map(|(key, policy, cost)| pair(key, policy, *cost));
+            Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(purpose)
+        };
+        let charges = [
+            (check(&[("a", &fast, 1)], Purpose::Charge), "a pair"),
+            (check(&[("a", &fast, 1), ("a", &other, 1)], Purpose::Charge), "two pairs of a key"),
+            (check(&[("a", &fast, 1), ("b", &other, 0)], Purpose::Charge), "two keys"),
+            (check(&[("a", &fast, 1)], Purpose::Reserve), "a count that is not packed"),
+        ];
+        for (when_full, (charge, form)) in [WhenFull::Reject, WhenFull::Evict]
+            .into_iter()
+            .flat_map(|when_full| charges.iter().map(move |charge| (when_full, charge)))
+        {
+            let clock = crate::testing::ManualClock::new();
+            let memory = MemoryBackend::with_max_keys(1).unwrap().when_full(when_full).with_clock(&clock);
+            let decide = |check: &Check| memory.decide(check).map(|decision| decision.is_admitted());
+            let first = check(&[("a", &slow, 6)], charge.purpose());
+            assert!(decide(&first).unwrap());
+            // It notes when the first key is due.
+            assert_eq!(
+                decide(&check(&[("c", &slow, 6)], Purpose::Charge)).unwrap_err().reason(),
+                Reason::Full
+            );
+            assert!(decide(charge).unwrap());
+            clock.advance(Duration::from_secs(5));
+            let admitted = decide(&check(&[("c", &slow, 6)], Purpose::Charge));
+            assert!(admitted.unwrap_or_default(), "{form}, {when_full:?}");
+            assert_eq!(memory.evicted_keys(), 0, "{form}, {when_full:?}");
         }
     }
 }

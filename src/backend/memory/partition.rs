@@ -464,18 +464,20 @@ impl PairCount {
         self.policy.counts_with(policy) && self.namespace == *namespace
     }
 
-    /// Decides a check of one pair. Returns `None` if the record is full.
+    /// Decides a check of one pair. Returns whether the rate of the count has changed, or `None` if the record is full.
     #[inline(always)]
-    pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<()> {
+    pub(super) fn decide(&mut self, check: &mut Single<'_>) -> Option<bool> {
         self.count.decide(check)?;
+        let mut has_new_rate = false;
         if check.changes() {
             if self.policy != *check.pair.policy {
+                has_new_rate = self.policy.algorithm() != check.pair.policy.algorithm();
                 self.policy = check.pair.policy.clone();
             }
             // A client must not make its usage evictable by a request in shadow mode, or of a larger quota.
             self.count.note_charge(check);
         }
-        Some(())
+        Some(has_new_rate)
     }
 
     pub(super) fn idle_at(&self) -> u64 {

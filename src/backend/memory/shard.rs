@@ -44,7 +44,8 @@ pub(super) enum NotDecided {
 }
 
 impl KeyShard {
-    /// Decides a check of a stored pair. The partition key has this index, or none if it is not stored.
+    /// Decides a check of a stored pair. The partition key has this index, or none if it is not stored. Returns whether the key may be due
+    /// earlier than before.
     #[inline(always)]
     pub(super) fn decide(
         &mut self,
@@ -52,21 +53,25 @@ impl KeyShard {
         namespace: &Namespace,
         likely: usize,
         check: &mut Single<'_>,
-    ) -> Result<(), NotDecided> {
+    ) -> Result<bool, NotDecided> {
         let policy = check.pair.policy;
         let key = key.ok_or(NotDecided::NotStored)?;
         let slot = self.slots.get_mut(key).ok_or(NotDecided::NotStored)?;
         if let KeySlot::Large { large, .. } = slot {
             let count = large.partition.count_mut(namespace, policy, likely).ok_or(NotDecided::NotStored)?;
-            return count.decide(check).ok_or(NotDecided::RecordFull);
+            let has_new_rate = count.decide(check).ok_or(NotDecided::RecordFull)?;
+            if has_new_rate {
+                self.lower_due(key);
+            }
+            return Ok(has_new_rate);
         }
         let packed = slot.packed_mut(&self.terms, namespace, policy, likely);
         let (_, term, words) = packed.ok_or(NotDecided::NotStored)?;
         match AnyCount::decide_packed(words, term, check) {
-            PackedOutcome::Stays => Ok(()),
+            PackedOutcome::Stays => Ok(false),
             PackedOutcome::Replaced(count) => {
                 self.replace(key, namespace, policy, count);
-                Ok(())
+                Ok(true)
             }
             PackedOutcome::Full => Err(NotDecided::RecordFull),
         }
@@ -97,7 +102,13 @@ impl KeyShard {
     fn replace(&mut self, index: usize, namespace: &Namespace, policy: &Policy, count: PackedCount) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         slot.replace(&mut self.terms, namespace, policy, count);
-        // Its new rate may return the units earlier.
+        self.lower_due(index);
+    }
+
+    /// Lowers the instant of the partition key with this index: its new rate may return the units earlier.
+    #[cold]
+    fn lower_due(&mut self, index: usize) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
         self.due.lower(index / GROUP, slot.idle_at(&self.terms));
     }
 
@@ -143,8 +154,8 @@ impl KeyShard {
         stored.unwrap_or_else(|| StoredCount::Large(AnyCount::empty(policy)))
     }
 
-    /// Decides a check of a pair, and stores the pair if it is new. The index is that of the partition key, if it is known. Returns `None`
-    /// if there is no room for a record.
+    /// Decides a check of a pair, and stores the pair if it is new. The index is that of the partition key, if it is known. Returns whether
+    /// the key may be due earlier than before, or `None` if there is no room for a record.
     pub(super) fn decide_or_insert(
         &mut self,
         index: Option<usize>,
@@ -152,10 +163,10 @@ impl KeyShard {
         namespace: &Namespace,
         likely: usize,
         check: &mut Single<'_>,
-    ) -> Option<()> {
+    ) -> Option<bool> {
         let index = index.or_else(|| self.slots.seek(key));
         match self.decide(index, namespace, likely, check) {
-            Ok(()) => return Some(()),
+            Ok(is_due_earlier) => return Some(is_due_earlier),
             Err(NotDecided::RecordFull) => return None,
             Err(NotDecided::NotStored) => {}
         }
@@ -163,7 +174,7 @@ impl KeyShard {
         if check.changes() {
             self.insert(index, key, namespace, check.pair.policy, count);
         }
-        Some(())
+        Some(check.changes())
     }
 
     /// Removes the usage of a pair, if it is stored. The partition key with this index may be idle then.

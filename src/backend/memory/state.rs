@@ -223,13 +223,14 @@ impl MemoryState {
         }
         let adds_key = index.is_none() && is_charged;
         self.reserve(usize::from(adds_key), purpose, &mut 0).ok()?;
+        let mut is_due_earlier = false;
         for (i, pair) in pairs.iter().enumerate() {
             let mut check = Single::new(pair, &purpose, clock, &self.generations);
-            shard.decide_or_insert(index, key, namespace, i, &mut check)?;
+            is_due_earlier |= shard.decide_or_insert(index, key, namespace, i, &mut check)?;
             statuses.push(check.status());
             receipts.extend(check.receipt());
         }
-        if adds_key && purpose != Purpose::Peek {
+        if is_due_earlier {
             self.note_due(&shard);
         }
         Some(Decision::from_statuses(clock, statuses, receipts))
@@ -250,8 +251,8 @@ impl MemoryState {
         self.remove_some_idle(iter::once(&mut *shard), clock);
         let mut check = Single::new(pair, purpose, clock, &self.generations);
         let index = shard.slots.seek(key);
-        match shard.decide(index, namespace, 0, &mut check) {
-            Ok(()) => {}
+        let is_due_earlier = match shard.decide(index, namespace, 0, &mut check) {
+            Ok(is_due_earlier) => is_due_earlier,
             Err(NotDecided::RecordFull) => return None,
             Err(NotDecided::NotStored) => {
                 let count = AnyCount::decide_new(&mut check)?;
@@ -260,9 +261,12 @@ impl MemoryState {
                 }
                 if check.changes() {
                     shard.insert(index, key, namespace, pair.policy, count);
-                    self.note_due(&shard);
                 }
+                check.changes()
             }
+        };
+        if is_due_earlier {
+            self.note_due(&shard);
         }
         drop(shard);
         if let Some(receipt) = check.receipt() {
@@ -320,13 +324,13 @@ impl MemoryState {
             if is_charged[i] && purpose != Purpose::Peek {
                 let (shard, key) = locked.shard_mut(i);
                 // It has room, as its reading states.
-                let _ = shard.decide_or_insert(None, key, check.scope(), i, &mut charge);
+                let is_due_earlier = shard.decide_or_insert(None, key, check.scope(), i, &mut charge);
+                if is_due_earlier == Some(true) {
+                    self.note_due(shard);
+                }
             }
             let receipt = || charge.receipt().unwrap_or(Receipt::NO_CHARGE);
             receipts.extend(purpose.has_receipts().then(receipt));
-        }
-        if new_keys > 0 && purpose != Purpose::Peek {
-            locked.iter_mut().for_each(|shard| self.note_due(shard));
         }
         let decision = if is_known.contains(&false) {
             let known = statuses.into_iter().zip(is_known);
