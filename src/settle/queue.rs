@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
+    mem,
     pin::pin,
     sync::{
         Arc,
@@ -60,6 +61,8 @@ struct Waiting {
     returns: VecDeque<Job>,
     /// The number of workers that run or are about to. While there are jobs, there is at least one.
     workers: usize,
+    /// The number of workers that have ended with their runtimes, and whose jobs are about to be counted as lost.
+    losing: usize,
     /// The latest deadline of all jobs so far. After it, no job changes anything.
     last_deadline: Option<Instant>,
 }
@@ -131,7 +134,7 @@ impl SettlementQueue {
             confirmation.as_mut().enable();
             let end = {
                 let waiting = self.waiting.lock();
-                if waiting.workers == 0 {
+                if waiting.workers + waiting.losing == 0 {
                     return;
                 }
                 waiting.last_deadline.map(|deadline| deadline + GRACE)
@@ -238,6 +241,16 @@ impl Waiting {
         };
         [late(settlements), late(returns)].into_iter().flatten().collect()
     }
+
+    /// Removes a worker. If it was the last one, takes the jobs that wait. Then the caller loses them.
+    fn end_worker(&mut self) -> Option<[VecDeque<Job>; 2]> {
+        self.workers -= 1;
+        if self.workers > 0 || self.settlements.is_empty() && self.returns.is_empty() {
+            return None;
+        }
+        self.losing += 1;
+        Some([mem::take(&mut self.settlements), mem::take(&mut self.returns)])
+    }
 }
 
 impl Worker {
@@ -263,16 +276,12 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if !self.has_retired {
-            let mut waiting = self.queue.waiting.lock();
-            waiting.workers -= 1;
             // The runtime has ended. Without a worker, the waiting settlements are lost, and counted.
-            let mut left = VecDeque::new();
-            if waiting.workers == 0 {
-                left.append(&mut waiting.settlements);
-                left.append(&mut waiting.returns);
+            let left = self.queue.waiting.lock().end_worker();
+            if let Some(left) = left {
+                drop(left);
+                self.queue.waiting.lock().losing -= 1;
             }
-            drop(waiting);
-            drop(left);
         }
         contain(|| self.queue.idle.notify_waiters());
     }

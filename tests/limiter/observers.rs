@@ -92,6 +92,35 @@ fn open_breaker(runtime: &tokio::runtime::Runtime, limiter: &Limiter) {
     });
 }
 
+/// Otherwise, a service that ends would report too few lost settlements.
+#[test]
+fn drain_waits_for_settlements_that_are_being_lost() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let limiter =
+        Limiter::builder(backend).policy(policy("ten", 10)).max_checks_in_flight(1).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut settlements = runtime.block_on(async {
+        let mut settlements = Vec::new();
+        for _ in 0..3 {
+            settlements.push(limiter.reserve(alice()).await.unwrap().settle(0));
+            tokio::task::yield_now().await;
+        }
+        settlements
+    });
+    let drained = Arc::new(Mutex::new(Vec::new()));
+    let drains = {
+        let (limiter, drained) = (limiter.clone(), drained.clone());
+        waker(move || drained.lock().unwrap().push(poll_once(limiter.drain()).is_ready()))
+    };
+    // The first one is in progress, and the others wait.
+    for settlement in &mut settlements[1..] {
+        assert!(Pin::new(settlement).poll(&mut Context::from_waker(&drains)).is_pending());
+    }
+    drop(runtime);
+    assert_eq!(*drained.lock().unwrap(), [false, false]);
+    assert_eq!((poll_once(limiter.drain()).is_ready(), limiter.lost_settlements()), (true, 3));
+}
+
 #[test]
 fn subscriber_and_recorder_may_use_limiter() {
     let observed = soon(|| {
