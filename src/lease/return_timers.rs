@@ -79,10 +79,15 @@ impl ReturnTimers {
     pub(super) fn next(&self, task: u64, now: LocalMicros) -> Next {
         let mut state = self.state.lock();
         if task != state.task {
-            drop(state);
-            // It may have taken the notification of the other task.
-            self.earlier.notify_one();
-            return Next::None;
+            if state.started.is_none() && !state.timers.is_empty() {
+                // The other task has ended before this one added an instant again.
+                (state.task, state.started) = (task, Some(now));
+            } else {
+                drop(state);
+                // It may have taken the notification of the other task.
+                self.earlier.notify_one();
+                return Next::None;
+            }
         }
         match state.timers.first_entry() {
             Some(first) if first.key().0 > now => Next::At(first.key().0),
@@ -105,5 +110,35 @@ impl ReturnTimers {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.state.lock().timers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Otherwise, the units of the pair would stay until the next lease.
+    #[test]
+    fn replaced_task_goes_on_if_other_one_has_ended() {
+        let policy = Policy::new("p", 10, Duration::from_secs(60)).unwrap();
+        let pair = |key| (PartitionKey::new("user", key), policy.clone());
+        let timers = ReturnTimers::default();
+        timers.add(0, pair("a"));
+        let first = timers.start(0).unwrap();
+        assert!(matches!(timers.next(first, 0), Next::Now(_)));
+        // Before it adds the pair again, it stops for more than a second.
+        timers.add(1, pair("b"));
+        let second = timers.start(2 * LATE).unwrap();
+        assert!(matches!(timers.next(second, 2 * LATE), Next::Now(_)));
+        assert!(matches!(timers.next(second, 2 * LATE), Next::None));
+        timers.abandon(second);
+
+        timers.add(3 * LATE, pair("a"));
+        assert!(matches!(timers.next(first, 2 * LATE), Next::At(at) if at == 3 * LATE));
+        assert!(matches!(timers.next(first, 3 * LATE), Next::Now(_)));
+        assert!(matches!(timers.next(first, 3 * LATE), Next::None));
+        assert!(timers.start(3 * LATE).is_none(), "no instant is left");
     }
 }
