@@ -1,6 +1,6 @@
 //! The count of one pair, of any type of policy, and the decision of a check of this pair alone.
 
-use std::{num::NonZeroU32, ops::Deref};
+use std::ops::Deref;
 
 use super::{
     count::{Count, UsageReading},
@@ -30,7 +30,7 @@ macro_rules! define_any_count {
             pub(super) fn empty(policy: &Policy) -> &'static Self {
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
-                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, None);
+                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, SmallestQuota::NONE);
                         &EMPTY
                     })*
                 }
@@ -51,7 +51,7 @@ macro_rules! define_any_count {
 
             /// Decides a check of one pair, which is not stored. Returns `None` if the record is full.
             pub(super) fn decide_new(check: &mut Single<'_>) -> Option<PackedCount> {
-                let (policy, smallest) = (check.pair.policy, enforced(*check.pair));
+                let (policy, smallest) = (check.pair.policy, SmallestQuota::of(*check.pair));
                 match policy.algorithm() {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
                         let mut count = super::$module::$variant::EMPTY;
@@ -150,12 +150,6 @@ macro_rules! define_any_count {
     };
 }
 for_each_type!(define_any_count);
-
-/// Returns the quota of a pair, if it is enforced.
-#[inline]
-fn enforced(pair: PairRef<'_>) -> SmallestQuota {
-    NonZeroU32::new(pair.policy.quota_units()).filter(|_| !pair.is_shadow)
-}
 
 /// A count, in two words if they are enough, with its smallest quota.
 pub(super) enum PackedCount {
@@ -277,7 +271,7 @@ impl<'a> Single<'a> {
     /// Returns the smallest quota of a usage after the charge of the check.
     #[inline]
     fn smallest_with(&self, before: SmallestQuota) -> SmallestQuota {
-        let own = enforced(*self.pair);
+        let own = SmallestQuota::of(*self.pair);
         // Usually all charges are of one quota.
         if before == own { own } else { self.smallest_of(before, own) }
     }
@@ -289,7 +283,7 @@ impl<'a> Single<'a> {
         if charged == u64::from(self.pair.policy.quota_units()) && !self.purpose.exceeds_quota() {
             return own;
         }
-        before.into_iter().chain(own).min()
+        before.min(own)
     }
 
     /// Returns whether the check charges the pair, or would charge it if it were no peek.

@@ -1,7 +1,7 @@
 //! What a shard stores of one partition key: a count for every policy. Most keys are short, and most counts are two words. Such a key needs
 //! no memory of its own for one policy, and three words for each of several.
 
-use std::{mem, num::NonZeroU32, slice};
+use std::{mem, slice};
 
 use super::{
     any_count::{AnyCount, PackedCount, Single},
@@ -278,7 +278,7 @@ impl KeySlot {
         self.each_count(terms, |policy, count| {
             // A key with held units is never evicted, because their release would return the units of others.
             let is_held = policy.properties().is_held;
-            let whole = if is_held { Some(1) } else { count.smallest().map(NonZeroU32::get) };
+            let whole = if is_held { Some(1) } else { count.smallest().get() };
             if let Some(whole) = whole {
                 largest = largest.max(count.read(now, policy).used() as f64 / f64::from(whole));
             }
@@ -513,7 +513,7 @@ fn position<'c, C>(
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::{super::terms::SmallestQuota, *};
     use crate::check::{Check, Pair};
 
     /// A row of slots takes the memory of its keys, and little more.
@@ -532,7 +532,7 @@ mod tests {
             (Namespace::default(), Policy::new("p", 5, Duration::from_secs(1)).unwrap());
         for length in (0..=50).chain([300]) {
             let bytes = vec![b'x'; length];
-            let count = PackedCount::Words { words: [0; 2], smallest: None };
+            let count = PackedCount::Words { words: [0; 2], smallest: SmallestQuota::NONE };
             let key = PartitionKey::from_bytes(&bytes);
             let slot = KeySlot::new(terms, &key, &namespace, &policy, count);
             assert!(slot.has_key(&key), "{length} bytes");
@@ -562,7 +562,11 @@ mod tests {
         let checks = names.map(check);
         let count = |check: &Check| {
             let policy = &check.pairs()[0].policy;
-            PairCount::new(check.scope(), policy, PackedCount::Words { words: [0; 2], smallest: None })
+            PairCount::new(
+                check.scope(),
+                policy,
+                PackedCount::Words { words: [0; 2], smallest: SmallestQuota::NONE },
+            )
         };
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
