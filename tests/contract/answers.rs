@@ -123,7 +123,7 @@ async fn compare(backend: impl Backend, clock: &ManualClock, steps: u64, prefix:
 fn memory_leaves_at_most_what_model_leaves() {
     let clock = ManualClock::new();
     let backend = MemoryBackend::new().with_clock(&clock).keep_idle_for(240 * HOUR);
-    Runtime::new().unwrap().block_on(compare(backend, &clock, 100_000, "memory"));
+    Runtime::new().unwrap().block_on(compare(backend, &clock, 30_000, "memory"));
 }
 
 #[test]

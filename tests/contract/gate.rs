@@ -96,7 +96,7 @@ async fn compare(backend: impl Backend, clock: &ManualClock, steps: u64) {
 fn memory_gate_equals_model() {
     let clock = ManualClock::new();
     let backend = MemoryBackend::new().with_clock(&clock);
-    Runtime::new().unwrap().block_on(compare(backend, &clock, 200_000));
+    Runtime::new().unwrap().block_on(compare(backend, &clock, 50_000));
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn denied_or_free_check_stores_nothing() {
 fn abandoned_keys_leave_almost_nothing_stored() {
     let (backend, clock) = bounded(100_000);
     let mut most = 0;
-    for key in 0..1_000_000 {
+    for key in 0..100_000 {
         assert_eq!(check(&backend, key, 1), Ok(true), "{key}");
         most = most.max(backend.keys());
         // A thousand keys are active at one time.
