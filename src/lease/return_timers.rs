@@ -27,7 +27,9 @@ struct TimerState {
     timers: BTreeMap<(LocalMicros, u64), TimedPair>,
     /// The number of instants that were added so far.
     added: u64,
-    /// The number of the last task. All earlier ones end.
+    /// The number of the tasks that were started so far.
+    tasks: u64,
+    /// The number of the task that runs, or that ran last. The others end.
     task: u64,
     /// When the task was started. `None` if none runs.
     started: Option<LocalMicros>,
@@ -65,7 +67,8 @@ impl ReturnTimers {
             return None;
         }
         let is_replaced = state.started.replace(now).is_some();
-        state.task += 1;
+        state.tasks += 1;
+        state.task = state.tasks;
         let task = state.task;
         drop(state);
         if is_replaced {
@@ -137,8 +140,12 @@ mod tests {
 
         timers.add(3 * LATE, pair("a"));
         assert!(matches!(timers.next(first, 2 * LATE), Next::At(at) if at == 3 * LATE));
-        assert!(matches!(timers.next(first, 3 * LATE), Next::Now(_)));
-        assert!(matches!(timers.next(first, 3 * LATE), Next::None));
-        assert!(timers.start(3 * LATE).is_none(), "no instant is left");
+        // It is late, too, and a third task takes its place.
+        let third = timers.start(5 * LATE).unwrap();
+        assert!(third != second, "the second task would run as well");
+        assert!(matches!(timers.next(first, 5 * LATE), Next::None));
+        assert!(matches!(timers.next(third, 5 * LATE), Next::Now(_)));
+        assert!(matches!(timers.next(third, 5 * LATE), Next::None));
+        assert!(timers.start(5 * LATE).is_none(), "no instant is left");
     }
 }

@@ -173,7 +173,7 @@ impl Limiter {
         decided
     }
 
-    /// Reports costs that are mistakes. One unit of each policy is none. As a part of its caller, it would keep the compiler from inlining it.
+    /// Reports costs that are mistakes. One unit of each policy is none. It is no part of the usual check, which must stay short.
     #[inline(never)]
     fn report_costs(&self, part: UsualPart<'_>, costs: &Costs, purpose: Purpose) {
         let LimiterInner { local_policies, events, .. } = &*self.0;

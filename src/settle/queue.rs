@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    mem,
     pin::pin,
     sync::{
         Arc,
@@ -61,7 +60,7 @@ struct Waiting {
     returns: VecDeque<Job>,
     /// The number of workers that run or are about to. While there are jobs, there is at least one.
     workers: usize,
-    /// The number of workers that have ended with their runtimes, and whose jobs are about to be counted as lost.
+    /// How often jobs were taken that are about to be counted as lost. A drain waits for them.
     losing: usize,
     /// The latest deadline of all jobs so far. After it, no job changes anything.
     last_deadline: Option<Instant>,
@@ -137,19 +136,27 @@ impl SettlementQueue {
                 if waiting.workers + waiting.losing == 0 {
                     return;
                 }
-                waiting.last_deadline.map(|deadline| deadline + GRACE)
+                // Jobs that are being lost are soon counted.
+                waiting.last_deadline.filter(|_| waiting.losing == 0).map(|deadline| deadline + GRACE)
             };
             if until(end, confirmation).await.is_none() {
-                let (late, is_over) = {
-                    let (mut waiting, now) = (self.waiting.lock(), Instant::now());
-                    (waiting.take_late(now), waiting.last_deadline.is_none_or(|last| last + GRACE <= now))
-                };
-                drop(late);
-                // A job may have come meanwhile.
-                if is_over {
+                let late = self.waiting.lock().take_late(Instant::now());
+                self.lose(late);
+                let (waiting, now) = (self.waiting.lock(), Instant::now());
+                // A job may have come meanwhile, and another drain may lose the late ones.
+                if waiting.losing == 0 && waiting.last_deadline.is_none_or(|last| last + GRACE <= now) {
                     return;
                 }
             }
+        }
+    }
+
+    /// Counts jobs as lost that were taken from the queue.
+    fn lose(&self, jobs: Option<Vec<Job>>) {
+        if let Some(jobs) = jobs {
+            contain(|| drop(jobs));
+            self.waiting.lock().losing -= 1;
+            contain(|| self.idle.notify_waiters());
         }
     }
 
@@ -232,24 +239,29 @@ impl SettlementQueue {
 }
 
 impl Waiting {
-    /// Takes the jobs whose deadlines have passed.
-    fn take_late(&mut self, now: Instant) -> Vec<Job> {
-        let Self { settlements, returns, .. } = self;
-        let late = |jobs: &mut VecDeque<Job>| {
-            let number = jobs.iter().take_while(|job| job.deadline <= now).count();
-            jobs.drain(..number).collect::<Vec<_>>()
-        };
-        [late(settlements), late(returns)].into_iter().flatten().collect()
+    /// Takes the jobs whose deadlines have passed, for [`SettlementQueue::lose`].
+    fn take_late(&mut self, now: Instant) -> Option<Vec<Job>> {
+        self.take_jobs(|job| job.deadline <= now)
     }
 
-    /// Removes a worker. If it was the last one, takes the jobs that wait. Then the caller loses them.
-    fn end_worker(&mut self) -> Option<[VecDeque<Job>; 2]> {
+    /// Removes a worker whose runtime has ended. If it was the last one, takes all jobs that wait, for [`SettlementQueue::lose`].
+    fn end_worker(&mut self) -> Option<Vec<Job>> {
         self.workers -= 1;
-        if self.workers > 0 || self.settlements.is_empty() && self.returns.is_empty() {
+        if self.workers == 0 { self.take_jobs(|_| true) } else { None }
+    }
+
+    /// Takes the first jobs that are lost. Returns `None` if there are none.
+    fn take_jobs(&mut self, is_lost: impl Fn(&Job) -> bool) -> Option<Vec<Job>> {
+        let mut lost = Vec::new();
+        for jobs in [&mut self.settlements, &mut self.returns] {
+            let number = jobs.iter().take_while(|job| is_lost(job)).count();
+            lost.extend(jobs.drain(..number));
+        }
+        if lost.is_empty() {
             return None;
         }
         self.losing += 1;
-        Some([mem::take(&mut self.settlements), mem::take(&mut self.returns)])
+        Some(lost)
     }
 }
 
@@ -278,10 +290,7 @@ impl Drop for Worker {
         if !self.has_retired {
             // The runtime has ended. Without a worker, the waiting settlements are lost, and counted.
             let left = self.queue.waiting.lock().end_worker();
-            if let Some(left) = left {
-                drop(left);
-                self.queue.waiting.lock().losing -= 1;
-            }
+            self.queue.lose(left);
         }
         contain(|| self.queue.idle.notify_waiters());
     }

@@ -95,30 +95,42 @@ fn open_breaker(runtime: &tokio::runtime::Runtime, limiter: &Limiter) {
 /// Otherwise, a service that ends would report too few lost settlements.
 #[test]
 fn drain_waits_for_settlements_that_are_being_lost() {
-    let backend = FakeBackend::admitting().hanging_settlements();
-    let limiter =
-        Limiter::builder(backend).policy(policy("ten", 10)).max_checks_in_flight(1).build().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let mut settlements = runtime.block_on(async {
-        let mut settlements = Vec::new();
-        for _ in 0..3 {
-            settlements.push(limiter.reserve(alice()).await.unwrap().settle(0));
-            tokio::task::yield_now().await;
+    for ends in [true, false] {
+        let backend = FakeBackend::admitting().hanging_settlements();
+        let limiter =
+            Limiter::builder(backend).policy(policy("ten", 10)).max_checks_in_flight(1).build().unwrap();
+        let runtime = |is_paused| {
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            builder.enable_time().start_paused(is_paused).build().unwrap()
+        };
+        let first = runtime(false);
+        let mut settlements = first.block_on(async {
+            let mut settlements = Vec::new();
+            for _ in 0..3 {
+                settlements.push(limiter.reserve(alice()).await.unwrap().settle(0));
+                tokio::task::yield_now().await;
+            }
+            settlements
+        });
+        let drained = Arc::new(Mutex::new(Vec::new()));
+        let drains = {
+            let (limiter, drained) = (limiter.clone(), drained.clone());
+            waker(move || drained.lock().unwrap().push(poll_once(limiter.drain()).is_ready()))
+        };
+        // The first one is in progress, and the others wait.
+        for settlement in &mut settlements[1..] {
+            assert!(Pin::new(settlement).poll(&mut Context::from_waker(&drains)).is_pending());
         }
-        settlements
-    });
-    let drained = Arc::new(Mutex::new(Vec::new()));
-    let drains = {
-        let (limiter, drained) = (limiter.clone(), drained.clone());
-        waker(move || drained.lock().unwrap().push(poll_once(limiter.drain()).is_ready()))
-    };
-    // The first one is in progress, and the others wait.
-    for settlement in &mut settlements[1..] {
-        assert!(Pin::new(settlement).poll(&mut Context::from_waker(&drains)).is_pending());
+        if ends {
+            drop(first);
+            assert_eq!((poll_once(limiter.drain()).is_ready(), limiter.lost_settlements()), (true, 3));
+        } else {
+            // Nothing drives the first runtime, so the settlements that wait are lost after their deadline.
+            runtime(true).block_on(limiter.drain());
+            assert_eq!(limiter.lost_settlements(), 2);
+        }
+        assert_eq!(*drained.lock().unwrap(), [false, false], "another drain has ended before");
     }
-    drop(runtime);
-    assert_eq!(*drained.lock().unwrap(), [false, false]);
-    assert_eq!((poll_once(limiter.drain()).is_ready(), limiter.lost_settlements()), (true, 3));
 }
 
 #[test]

@@ -219,15 +219,15 @@ impl HeldPairs {
         Some(call)
     }
 
-    /// Learns the outcome of a call: for each pair, the numbers that the store holds.
+    /// Learns the outcome of a call: for each pair, the numbers that the store holds. The caller drops an error when it holds no lock.
     pub(super) fn complete(
         &mut self,
         call: &HoldCall,
-        lists: Result<Vec<Option<HeldList>>, BackendError>,
+        lists: &Result<Vec<Option<HeldList>>, BackendError>,
     ) -> HoldOutcome {
         let (mut outcome, now) = (HoldOutcome::default(), Instant::now());
         let failed = lists.as_ref().err().map(BackendError::reason);
-        let lists = lists.unwrap_or_default().into_iter().chain(iter::repeat_with(|| None));
+        let lists = lists.iter().flatten().map(Option::as_ref).chain(iter::repeat(None));
         for ((keys, changes), list) in call.pairs.iter().zip(lists) {
             self.change(keys, |pair| {
                 pair.is_in_call = false;
@@ -237,7 +237,7 @@ impl HeldPairs {
                 }
                 pair.not_before = list.is_none().then(|| now + PAUSE);
                 if let Some(list) = list {
-                    pair.complete(changes, &list, call.sent, &mut outcome);
+                    pair.complete(changes, list, call.sent, &mut outcome);
                 }
             });
         }
@@ -559,7 +559,7 @@ mod tests {
         let call = pairs.due(sent).pop().unwrap();
         let number = pairs.pairs[keys].units[&held].number;
         let list = HeldList { units: 1, numbers: vec![number] };
-        pairs.complete(&call, Ok(vec![Some(list)]));
+        pairs.complete(&call, &Ok(vec![Some(list)]));
         assert!(!pairs.was_interrupted(keys, held));
         // The renewal has the new hold time.
         assert_eq!(pairs.next_due(), Some(sent + second));

@@ -592,7 +592,7 @@ impl Simulation {
                 list.units = list.numbers.iter().map(|number| number.units).sum();
             }
         }
-        let outcome = process.pairs.complete(&call, lists);
+        let outcome = process.pairs.complete(&call, &lists);
         self.interrupted += outcome.interrupted;
     }
 

@@ -116,7 +116,8 @@ impl HolderState {
 
     /// Learns the outcome of a call.
     fn complete(&self, call: &HoldCall, lists: HeldLists) {
-        let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, lists);
+        let HoldOutcome { released, interrupted } = self.pairs.lock().complete(call, &lists);
+        contain(|| drop(lists));
         self.changed.notify_one();
         for (namespace, pair) in released {
             namespace.released(&pair.key, &pair.policy);
