@@ -296,6 +296,8 @@ impl Policy {
     /// It is one policy among others, in the same call to the store. A request with cost 0 for it passes. It has no quota and no window, and no
     /// header field or other response states it. A check with a gate takes no [leased](Self::leased) units.
     ///
+    /// If Redis loses its data or evicts the key, the block ends: see [persistence](crate::guide::deployment#persistence).
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, Wait};
