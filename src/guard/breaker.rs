@@ -35,7 +35,8 @@ use crate::{
 /// # Events
 ///
 /// With the feature `tracing`, one event states that the breaker has opened, with the server and the reason, and one that it has
-/// closed. A failed probe causes no event. If a server leaves a cluster while its breaker is open, the second event states this. See the [guide](crate::guide::outages#events).
+/// closed. A failed probe causes no event, unless the opening has none yet, because it came after too many others in a minute. If a
+/// server leaves a cluster while its breaker is open, the second event states this. See the [guide](crate::guide::outages#events).
 ///
 /// # One breaker per server
 ///
@@ -138,8 +139,10 @@ impl ServerAnswer {
 
 /// What the outcome of a check has changed, for the operator.
 pub(super) enum BreakerChange {
-    /// The breaker has opened, after this failure. A failed probe is not an opening.
+    /// The breaker has opened, after this failure.
     Opened(BackendError),
+    /// A probe has failed, and the breaker has been open for this time.
+    StillOpen(BackendError, Duration),
     /// The breaker has closed, after it was open for this time.
     Closed(Duration),
     /// A check has failed, and the breaker has not opened.
@@ -324,10 +327,12 @@ impl CircuitState {
             replaced.extend(self.unreported.take().map(|(_, error)| error));
             let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
             let since = self.open.as_ref().map(|open| open.since);
-            let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
-            let failed = self.open.replace(Open { since, until, probes, error: error.clone() });
-            replaced.extend(failed.map(|open| open.error));
-            return is_opening.then(|| BreakerChange::Opened(error.clone()));
+            let open = Open { since: since.unwrap_or(now), until, probes, error: error.clone() };
+            replaced.extend(self.open.replace(open).map(|open| open.error));
+            return Some(match since {
+                None => BreakerChange::Opened(error.clone()),
+                Some(since) => BreakerChange::StillOpen(error.clone(), now - since),
+            });
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
         // These may last while the store goes on denying, so that the breaker never opens.

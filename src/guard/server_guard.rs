@@ -188,6 +188,7 @@ impl Guard {
                 self.sync_metrics();
                 events.breaker_opened(&error);
             }
+            Some(BreakerChange::StillOpen(error, open_for)) => events.breaker_still_open(&error, open_for),
             Some(BreakerChange::Closed(open_for)) => {
                 self.sync_metrics();
                 events.breaker_closed(open_for);

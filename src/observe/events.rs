@@ -39,12 +39,14 @@ fn wait_text(wait: Wait) -> String {
     }
 }
 
-pub(super) fn breaker_opened(server: &str, error: &BackendError, unlogged: u64) {
+/// Warns that a breaker has opened: now, or so long ago if that was not logged.
+pub(super) fn breaker_opened(server: &str, error: &BackendError, open_for: Option<Duration>, unlogged: u64) {
     event!(
         warn,
         server,
         reason = %error.reason(),
         cause = cause(error),
+        open_for = open_for.map(tracing::field::debug),
         unlogged,
         "circuit breaker opened: the outage rule applies to the checks of this server",
     );

@@ -8,7 +8,8 @@ use std::{
 use super::{events, metrics::BreakerMetrics, throttle::Throttle};
 use crate::error::{BackendError, Reason};
 
-/// The largest number of openings that are logged per minute, if a breaker opens and closes again and again.
+/// The largest number of openings that are logged per minute, if a breaker opens and closes again and again. A further one is logged
+/// when the minute has passed, if the breaker is still open.
 const MAX_OPENINGS: u32 = 5;
 
 /// The events of one server.
@@ -98,7 +99,17 @@ impl ServerEvents {
         let pass = self.openings.pass();
         self.is_opening_logged.store(pass.is_some(), Ordering::Relaxed);
         if let Some(unlogged) = pass {
-            events::breaker_opened(&self.server, error, unlogged);
+            events::breaker_opened(&self.server, error, None, unlogged);
+        }
+    }
+
+    /// Warns that the circuit breaker has been open for this time, after a failed probe, unless the opening was logged.
+    pub(crate) fn breaker_still_open(&self, error: &BackendError, open_for: Duration) {
+        if !self.is_opening_logged.load(Ordering::Relaxed)
+            && let Some(unlogged) = self.openings.pass_again()
+        {
+            self.is_opening_logged.store(true, Ordering::Relaxed);
+            events::breaker_opened(&self.server, error, Some(open_for), unlogged);
         }
     }
 

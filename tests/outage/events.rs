@@ -131,6 +131,38 @@ async fn flapping_breaker_causes_few_events() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn outage_after_flapping_causes_an_event() {
+    let (events, _guard) = Events::collect();
+    let flaps = (0..7).flat_map(|_| [DOWN, DOWN, DOWN, Admit]);
+    let limiter = script(flaps.chain([DOWN; 100]).chain([Admit]));
+    for _ in 0..7 {
+        check(&limiter, 3).await;
+        advance(SECOND).await;
+        check(&limiter, 1).await;
+        advance(SECOND / 5).await;
+    }
+    assert_eq!(summary(&events), [[OPENED, CLOSED]; 5].concat());
+    check(&limiter, 3).await;
+    for _ in 0..51 {
+        advance(SECOND).await;
+        check(&limiter, 2).await;
+    }
+    assert_eq!(summary(&events), [""; 0], "the events of this minute are used up");
+    for _ in 0..46 {
+        advance(SECOND).await;
+        check(&limiter, 2).await;
+    }
+    let text = events.text();
+    for part in ["reason=the store cannot be reached", "open_for=52s", "unlogged=2 "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(summary(&events), [OPENED], "after a minute, one event states the outage");
+    advance(SECOND).await;
+    check(&limiter, 1).await;
+    assert_eq!(summary(&events), [CLOSED], "and one event states its end");
+}
+
+#[tokio::test(start_paused = true)]
 async fn interrupted_failures_cause_one_event_per_minute() {
     for reason in [Reason::NoPermission, Reason::OutOfMemory, Reason::ReadOnly, Reason::Other] {
         let (events, _guard) = Events::collect();
