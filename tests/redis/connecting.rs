@@ -60,6 +60,7 @@ async fn connect_to_hanging_server_times_out() {
     let url = server.url();
     let error = timeout(TIMEOUT, RedisBackend::connect(&url)).await.expect("the attempt ends").unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
+    assert!(!error.to_string().contains("TLS"), "{error}");
     let waited = start.elapsed();
     assert!(waited >= Duration::from_millis(900), "a server has a second to answer, not {waited:?}");
 }
@@ -75,6 +76,40 @@ async fn invalid_url_error_hides_password() {
         );
         let error = RedisBackend::connect(url).await.unwrap_err();
         assert!(matches!(error, ConnectError::Config(_)), "{error:?}");
+    }
+}
+
+/// A password with an unencoded `@` and a character that ends the host would be read as the host, which errors, events and a metric
+/// state.
+#[tokio::test]
+async fn unencoded_password_is_error() {
+    for url in [
+        "redis://svc:p@secret#1@127.0.0.1:6379/",
+        "redis://svc:p@secret?1@127.0.0.1:6379/",
+        "redis://svc:p@secret/1@127.0.0.1:6379/",
+        "redis://svc:p@secret#1",
+        "redis://svc:123/secret@127.0.0.1/",
+        "redis://svc:secret#1@127.0.0.1/",
+        " REDISS://svc:p@secret#1@127.0.0.1:6379/",
+    ] {
+        for (servers, place) in [
+            (RedisServers::single(url), ""),
+            (RedisServers::cluster(["redis://127.0.0.1/", url]), "node 2: "),
+            (RedisServers::sentinel("redis://limits", [url]), "Sentinel 1: "),
+        ] {
+            let error = RedisBackend::builder(servers).lazy().unwrap_err().to_string();
+            let expected =
+                format!("{place}`@` or `#` after the host: percent-encode special characters in the");
+            assert!(error.starts_with(&expected) && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+    for url in [
+        "redis://svc:p@ssword@127.0.0.1:6379/",
+        "redis://svc:p%40ss%231@127.0.0.1:6379/3?protocol=resp2",
+        "redis+unix:///run/redis@1/redis.sock?user=svc&pass=p@ss",
+        "unix:/run/redis@1.sock",
+    ] {
+        assert!(RedisBackend::lazy(url).is_ok(), "{url}");
     }
 }
 

@@ -13,7 +13,8 @@ use crate::{error::ConfigError, parameter::TextList};
 ///
 /// A URL is `redis://[user:password@]host[:port][/database]`, or `redis+unix:///path` for a Unix socket. With the feature `tls`, it
 /// may be `rediss://`. The builder validates it. Special characters in a user or a password must be percent-encoded: `/` is `%2F`,
-/// `?` is `%3F`, `#` is `%23`, `@` is `%40`, and `%` is `%25`.
+/// `?` is `%3F`, `#` is `%23`, `@` is `%40`, and `%` is `%25`. A URL with an `@` or a `#` after the host is an error: a part of the password
+/// would be the host, which errors, events and metrics state.
 ///
 /// ```
 /// use tower_sliding_window::{RedisBackend, redis::RedisServers};

@@ -14,6 +14,19 @@ pub(super) fn is_tls(url: &str) -> bool {
     has_scheme("rediss:") || has_scheme("valkeys:")
 }
 
+/// Returns whether a URL has an `@` or a fragment after its host. Then a special character of the password has ended the host too early, and a
+/// part of the password would be the host. `#insecure` has an error of its own. The URL of a Unix socket has no host.
+pub(super) fn has_unencoded_password(url: &str) -> bool {
+    let after_host = || {
+        let (_, rest) = url.split_once("://")?;
+        let (host, rest) = rest.split_at(rest.find(['/', '?', '#'])?);
+        (!host.is_empty()).then_some(rest)
+    };
+    after_host().is_some_and(|rest| {
+        rest.contains('@') || rest.split_once('#').is_some_and(|(_, fragment)| fragment != "insecure")
+    })
+}
+
 /// Returns the error of the URL of one of several servers. `server` states which one.
 pub(super) fn invalid_url_of(server: impl Display, error: &RedisError) -> ConfigError {
     ConfigError::RedisUrl { reason: format!("{server}: {}", reason_without_url(error)) }

@@ -7,7 +7,7 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use crate::backend::redis::tls::Tls;
+use crate::backend::redis::{tls::Tls, url::has_unencoded_password};
 
 /// The operating system closes a connection whose data is not acknowledged for this long.
 const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -60,6 +60,12 @@ impl Endpoint {
 
 /// Returns how to connect to the server at a URL.
 pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInfo> {
+    // The host is in errors, events and a metric, and the system looks it up.
+    if has_unencoded_password(url) {
+        return Err(invalid(
+            "`@` or `#` after the host: percent-encode special characters in the user and the password, `@` as `%40` and `#` as `%23`",
+        ));
+    }
     let info = url.into_connection_info()?;
     // Another crate may have enabled such connections in the client crate.
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
