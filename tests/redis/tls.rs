@@ -165,6 +165,20 @@ async fn backend_accepts_server_of_trusted_authority() {
     }
 }
 
+/// A server without TLS waits for the rest of a command.
+#[tokio::test]
+async fn timeout_over_tls_hints_at_server_without_tls() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let url = format!("rediss://127.0.0.1:{}/", server.port());
+        for servers in [RedisServers::single(&url), RedisServers::cluster([&url])] {
+            let error = RedisBackend::builder(servers).connect().await.unwrap_err();
+            assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
+            assert!(error.to_string().ends_with(": the server may not speak TLS"), "{engine:?}: {error}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn connect_fails_for_untrusted_certificate() {
     for engine in WITH_TLS {

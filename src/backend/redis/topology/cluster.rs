@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io, mem,
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::Address,
+    endpoint::{Address, timed_out},
     server::{Server, Target},
     server_state::ServerState,
     slot_map::{self, SlotReport, Slots},
@@ -382,8 +382,7 @@ impl ClusterInner {
         }
         state.rotation = state.rotation.wrapping_add(started.elapsed().as_nanos() as usize);
         if reports.is_empty() {
-            let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
-            let replaced = state.refresh_error.replace(error.unwrap_or_else(timed_out));
+            let replaced = state.refresh_error.replace(error.unwrap_or_else(|| self.timed_out()));
             drop(state);
             drop(replaced);
             return;
@@ -396,6 +395,12 @@ impl ClusterInner {
             // Without a look-up, no check would close the breaker of the look-ups.
             self.guard.answered();
         }
+    }
+
+    /// Returns the error of a refresh that no node has answered.
+    fn timed_out(&self) -> RedisError {
+        let target = self.seeds.first().map(|seed| (self.target)(seed));
+        timed_out(target.as_ref().and_then(Target::endpoint), REFRESH_TIMEOUT)
     }
 
     /// Returns the nodes that a refresh queries, and how many of them must report.

@@ -1,6 +1,6 @@
 //! How to connect to one server: its address, credentials, TLS and socket options.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult,
@@ -83,6 +83,16 @@ pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInf
         return Err(invalid("a user needs a password: for a user with `nopass`, state any"));
     }
     tls.apply(info)
+}
+
+/// Returns the error of an attempt to connect that has taken this long, to an endpoint if it is known.
+pub(super) fn timed_out(endpoint: Option<&Endpoint>, after: Duration) -> RedisError {
+    // A server without TLS waits for the rest of a command.
+    let hint = match endpoint.map(|endpoint| endpoint.info.addr()) {
+        Some(ConnectionAddr::TcpTls { .. }) => ": the server may not speak TLS",
+        _ => "",
+    };
+    io::Error::new(io::ErrorKind::TimedOut, format!("connection timed out after {after:?}{hint}")).into()
 }
 
 pub(super) fn invalid(text: &'static str) -> RedisError {

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::{Address, Endpoint},
+    endpoint::{Address, Endpoint, timed_out},
     follower::Follower,
     sentinel::Sentinels,
     server_state::ServerState,
@@ -221,7 +221,7 @@ impl Server {
                 return outcome;
             }
         }
-        Err(timed_out())
+        Err(timed_out(self.0.target.endpoint(), CONNECT_TIMEOUT))
     }
 }
 
@@ -344,7 +344,8 @@ impl ServerInner {
             }
         };
         let started = Instant::now();
-        let outcome = timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(timed_out()));
+        let outcome = timeout(CONNECT_TIMEOUT, connecting).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(timed_out(self.target.endpoint(), CONNECT_TIMEOUT)));
         let mut state = self.state.lock();
         let new = match &outcome {
             // A replaced attempt whose connection comes late supplies it only while there is none.
@@ -369,6 +370,8 @@ impl ServerInner {
             Err(error) if endpoint.allows_resp2 && lacks_resp3(&error) => {
                 self.open_once(&endpoint.clone().with_protocol(ProtocolVersion::RESP2)).await
             }
+            // The timeout of the client crate, which has no text.
+            Err(error) if error.is_timeout() => Err(timed_out(Some(endpoint), CONNECT_TIMEOUT)),
             outcome => outcome,
         };
         if let Ok(connection) = &outcome {
@@ -385,12 +388,12 @@ impl ServerInner {
             // The last one has all the time that is left.
             let limit = if candidates.peek().is_some() { ROLE_TIMEOUT } else { CONNECT_TIMEOUT };
             let opened = timeout(limit, self.open_confirmed(&candidate)).await;
-            match opened.unwrap_or_else(|_| Err(timed_out())) {
+            match opened.unwrap_or_else(|_| Err(timed_out(Some(&candidate), limit))) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        Err(first_error.unwrap_or_else(timed_out))
+        Err(first_error.unwrap_or_else(|| timed_out(None, CONNECT_TIMEOUT)))
     }
 
     async fn open_confirmed(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
@@ -451,10 +454,6 @@ impl ServerInner {
         let opened = OpenConnection { connection, state, server, address, connected_at, driver };
         ServerConnection { opened: Arc::new(opened), is_asking: false }
     }
-}
-
-fn timed_out() -> RedisError {
-    io::Error::new(io::ErrorKind::TimedOut, "connection timed out after 1 s").into()
 }
 
 /// Returns the pause after a failed attempt. It is random, because many processes lose the same server at the same time.
