@@ -1,6 +1,6 @@
 //! The warning about a server that evicts keys when its memory is full. The backend logs it once, and no check waits for it.
 
-use tower_sliding_window::{Limiter, RedisBackend};
+use tower_sliding_window::{Limiter, Policy, RedisBackend};
 
 use super::{
     admin::Admin,
@@ -39,6 +39,27 @@ async fn each_backend_warns_once_about_eviction() {
             idle().await;
             assert_eq!(events.text().lines().count(), 2, "{engine:?}: another backend warns too");
         }
+    }
+}
+
+/// The thread of the units in flight has a connection of its own.
+#[tokio::test]
+async fn connection_of_units_in_flight_asks_for_no_eviction() {
+    for engine in Engine::ALL {
+        let server =
+            Server::with_options(engine, &["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+        let limiter = limiter(backend(&server).await, [Policy::in_flight("exports", 5).unwrap()]);
+        let held = limiter.check(alice()).await.unwrap();
+        idle().await;
+        let mut admin = Admin::at(&server);
+        let connections = |admin: &mut Admin| admin.info("stats", "total_connections_received").unwrap();
+        let (asked, opened) = (admin.calls("info").all, connections(&mut admin));
+        drop(held);
+        limiter.drain().await;
+        idle().await;
+        // The look-ups of the test itself.
+        assert_eq!(admin.calls("info").all, asked + 2, "{engine:?}");
+        assert_ne!(connections(&mut admin), opened, "{engine:?}: the thread has connected");
     }
 }
 

@@ -18,8 +18,8 @@ use crate::observe;
 /// The timeout of the query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The check of one server, and whether it has warned.
-#[derive(Default)]
+/// The check of the servers of a backend, and whether it has warned. Clones share it.
+#[derive(Clone, Default)]
 pub(super) struct EvictionCheck(Arc<AtomicBool>);
 
 impl EvictionCheck {

@@ -90,8 +90,8 @@ const MAX_REPEATS: usize = 256;
 /// script, one check loads it.
 ///
 /// Use a Redis instance of its own, with `maxmemory-policy noeviction`: the limit of an evicted key starts again from zero. With
-/// the feature `tracing`, the backend warns about a server that evicts keys, if the user has the permission `+info`. Replication
-/// is asynchronous, so a failover may lose the last charges. The backend never reads from a replica.
+/// the feature `tracing`, the backend warns when it connects to a server that evicts keys, if the user has the permission `+info`.
+/// Replication is asynchronous, so a failover may lose the last charges. The backend never reads from a replica.
 ///
 /// # Deadlines and retries
 ///

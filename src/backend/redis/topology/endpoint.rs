@@ -7,7 +7,7 @@ use redis::{
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 
-use crate::backend::redis::{tls::Tls, url::has_unencoded_password};
+use crate::backend::redis::{eviction::EvictionCheck, tls::Tls, url::has_unencoded_password};
 
 /// The operating system closes a connection whose data is not acknowledged for this long.
 const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -21,6 +21,8 @@ pub(super) struct Endpoint {
     pub(super) info: ConnectionInfo,
     /// Whether to fall back to RESP2 for a server that does not know RESP3.
     pub(super) allows_resp2: bool,
+    /// Shared by all servers of a backend, and by its further connections to them.
+    pub(super) eviction: EvictionCheck,
 }
 
 impl Endpoint {
@@ -32,7 +34,8 @@ impl Endpoint {
         let tcp = tcp.set_user_timeout(DEAD_PEER_TIMEOUT);
         // With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
         let allows_resp2 = !url.split_once('?').is_some_and(|(_, query)| query.contains("protocol="));
-        let endpoint = Self { info: connection_info(url, tls)?.set_tcp_settings(tcp), allows_resp2 };
+        let info = connection_info(url, tls)?.set_tcp_settings(tcp);
+        let endpoint = Self { info, allows_resp2, eviction: EvictionCheck::default() };
         Ok(if allows_resp2 { endpoint.with_protocol(ProtocolVersion::RESP3) } else { endpoint })
     }
 

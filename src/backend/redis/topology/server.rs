@@ -32,7 +32,6 @@ use super::{
 use crate::{
     backend::redis::{
         error::{requires_reconnect, without_arguments},
-        eviction::EvictionCheck,
         tls,
     },
     guard::{Guard, SharedProtection},
@@ -62,7 +61,6 @@ struct ServerInner {
     guard: Arc<Guard>,
     state: Lock<ConnectionState>,
     attempts: SingleFlight<RedisResult<ServerConnection>>,
-    eviction: EvictionCheck,
     follower: Follower,
 }
 
@@ -165,9 +163,8 @@ impl Server {
     pub(super) fn new(target: Target, protection: Arc<SharedProtection>, name: impl Into<Box<str>>) -> Self {
         let (state, attempts) =
             (Lock::new(ConnectionState::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
-        let (guard, eviction) = (Guard::new(protection, name), EvictionCheck::default());
-        let follower = Follower::default();
-        Self(Arc::new(ServerInner { target, guard, state, attempts, eviction, follower }))
+        let (guard, follower) = (Guard::new(protection, name), Follower::default());
+        Self(Arc::new(ServerInner { target, guard, state, attempts, follower }))
     }
 
     /// Returns the guard of the server, which outlives its connections.
@@ -375,7 +372,7 @@ impl ServerInner {
             outcome => outcome,
         };
         if let Ok(connection) = &outcome {
-            self.eviction.start(&connection.opened.connection, endpoint.info.addr());
+            endpoint.eviction.start(&connection.opened.connection, endpoint.info.addr());
         }
         outcome
     }
