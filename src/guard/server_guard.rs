@@ -188,13 +188,16 @@ impl Guard {
                 self.sync_metrics();
                 events.breaker_opened(&error);
             }
-            Some(BreakerChange::StillOpen(error, open_for)) => events.breaker_still_open(&error, open_for),
+            // Another thread may have closed it since.
+            Some(BreakerChange::StillOpen(error, open_for)) if self.circuit.is_open() => {
+                events.breaker_still_open(&error, open_for);
+            }
             Some(BreakerChange::Closed(open_for)) => {
                 self.sync_metrics();
                 events.breaker_closed(open_for);
             }
             Some(BreakerChange::Failed(error)) => events.failed(&error),
-            None => {}
+            Some(BreakerChange::StillOpen(..)) | None => {}
         }
     }
 

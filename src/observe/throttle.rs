@@ -40,16 +40,16 @@ impl Throttle {
 
     /// Returns the number of events that were not logged since the last one that was, or `None` if this one must not be logged.
     pub(super) fn pass(&self) -> Option<u64> {
-        self.pass_one_of(1)
+        self.pass_or_count(1)
     }
 
-    /// Returns the same for an event that must not be logged before, and that is counted among those.
+    /// Returns the same for an event that was not logged before, and that is counted among those.
     pub(super) fn pass_again(&self) -> Option<u64> {
-        self.pass_one_of(0).map(|unlogged| unlogged.saturating_sub(1))
+        self.pass_or_count(0).map(|unlogged| unlogged.saturating_sub(1))
     }
 
-    /// `new` is the number of events that this one adds to those that are not logged, if it must not be logged.
-    fn pass_one_of(&self, new: u64) -> Option<u64> {
+    /// Returns the same. If this event must not be logged, adds a number to those that are not logged.
+    fn pass_or_count(&self, number: u64) -> Option<u64> {
         if !IS_LOGGED {
             return None;
         }
@@ -63,7 +63,7 @@ impl Throttle {
             state.logged += 1;
             Some(std::mem::take(&mut state.unlogged))
         } else {
-            state.unlogged += new;
+            state.unlogged += number;
             None
         }
     }

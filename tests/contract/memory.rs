@@ -124,7 +124,7 @@ fn denied_or_free_check_stores_nothing() {
 
 #[test]
 fn abandoned_keys_leave_almost_nothing_stored() {
-    let (backend, clock) = bounded(100_000);
+    let (backend, clock) = bounded(10_000);
     let mut most = 0;
     for key in 0..100_000 {
         assert_eq!(check(&backend, key, 1), Ok(true), "{key}");

@@ -107,6 +107,8 @@ async fn unencoded_password_is_error() {
         "redis://svc:p@ssword@127.0.0.1:6379/",
         "redis://svc:p%40ss%231@127.0.0.1:6379/3?protocol=resp2",
         "redis+unix:///run/redis@1/redis.sock?user=svc&pass=p@ss",
+        "redis://127.0.0.1/0#",
+        "redis+unix://localhost/run/redis@1/redis.sock",
         "unix:/run/redis@1.sock",
     ] {
         assert!(RedisBackend::lazy(url).is_ok(), "{url}");

@@ -18,12 +18,13 @@ pub(super) fn is_tls(url: &str) -> bool {
 /// part of the password would be the host. `#insecure` has an error of its own. The URL of a Unix socket has no host.
 pub(super) fn has_unencoded_password(url: &str) -> bool {
     let after_host = || {
-        let (_, rest) = url.split_once("://")?;
+        let (scheme, rest) = url.split_once("://")?;
         let (host, rest) = rest.split_at(rest.find(['/', '?', '#'])?);
-        (!host.is_empty()).then_some(rest)
+        (!host.is_empty() && !scheme.ends_with("unix")).then_some(rest)
     };
     after_host().is_some_and(|rest| {
-        rest.contains('@') || rest.split_once('#').is_some_and(|(_, fragment)| fragment != "insecure")
+        rest.contains('@')
+            || rest.split_once('#').is_some_and(|(_, fragment)| !["", "insecure"].contains(&fragment))
     })
 }
 

@@ -50,6 +50,11 @@ impl Endpoint {
         Self { info: with_address(&self.info, address), ..self.clone() }
     }
 
+    /// Returns whether it has a host and a port, and is no Unix socket.
+    pub(super) fn is_tcp(&self) -> bool {
+        !matches!(self.info.addr(), ConnectionAddr::Unix(_))
+    }
+
     /// Returns the host and the port. A Unix socket has none and is an error.
     pub(super) fn address(&self) -> RedisResult<Address> {
         match self.info.addr() {
@@ -66,7 +71,8 @@ pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInf
     // The host is in errors, events and a metric, and the system looks it up.
     if has_unencoded_password(url) {
         return Err(invalid(
-            "`@` or `#` after the host: percent-encode special characters in the user and the password, `@` as `%40` and `#` as `%23`",
+            "`@` or `#` after the host: percent-encode special characters in the user and the password: `/` is `%2F`, `?` is `%3F`, `#` is `%23` \
+             and `@` is `%40`",
         ));
     }
     let info = url.into_connection_info()?;

@@ -145,6 +145,11 @@ impl Target {
             Self::Streams(_) => None,
         }
     }
+
+    /// Returns the endpoint, unless Sentinels must name the address first: these may have other settings.
+    fn direct_endpoint(&self) -> Option<&Endpoint> {
+        self.endpoint().filter(|_| !matches!(self, Self::Sentinels(_)))
+    }
 }
 
 /// Writes the address, without user and password.
@@ -218,7 +223,7 @@ impl Server {
                 return outcome;
             }
         }
-        Err(timed_out(self.0.target.endpoint(), CONNECT_TIMEOUT))
+        Err(timed_out(self.0.target.direct_endpoint(), CONNECT_TIMEOUT))
     }
 }
 
@@ -342,7 +347,8 @@ impl ServerInner {
         };
         let started = Instant::now();
         let outcome = timeout(CONNECT_TIMEOUT, connecting).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(timed_out(self.target.endpoint(), CONNECT_TIMEOUT)));
+        let outcome =
+            outcome.unwrap_or_else(|_| Err(timed_out(self.target.direct_endpoint(), CONNECT_TIMEOUT)));
         let mut state = self.state.lock();
         let new = match &outcome {
             // A replaced attempt whose connection comes late supplies it only while there is none.
@@ -368,7 +374,9 @@ impl ServerInner {
                 self.open_once(&endpoint.clone().with_protocol(ProtocolVersion::RESP2)).await
             }
             // The timeout of the client crate, which has no text.
-            Err(error) if error.is_timeout() => Err(timed_out(Some(endpoint), CONNECT_TIMEOUT)),
+            Err(error) if error.is_timeout() && endpoint.is_tcp() => {
+                Err(timed_out(Some(endpoint), CONNECT_TIMEOUT))
+            }
             outcome => outcome,
         };
         if let Ok(connection) = &outcome {
