@@ -116,7 +116,7 @@ async fn over_limit_client_causes_few_rollbacks() {
                     let decision = limiter.check(pairs).await.unwrap();
                     sent += 1;
                     admitted += u32::from(decision.is_admitted());
-                    sleep(Duration::from_millis(2)).await;
+                    sleep(Duration::from_millis(10)).await;
                 }
                 (admitted, sent)
             })
