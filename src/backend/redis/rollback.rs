@@ -106,12 +106,10 @@ impl InProgress {
         Some(self.started)
     }
 
-    /// Records that a late reply has shown a charge.
+    /// Records that a late reply has shown a charge. A drain may have ended the rollback before, as one without a charge.
     pub(super) fn charge(&mut self, id: u64, end: Instant) {
-        if let Some(state) = self.rollbacks.get_mut(&id) {
-            *state = RollbackState { end, is_charged: true };
-            self.charged += 1;
-        }
+        self.rollbacks.insert(id, RollbackState { end, is_charged: true });
+        self.charged += 1;
     }
 
     /// Removes a rollback. Returns its state, unless it was written off.
@@ -180,6 +178,24 @@ mod tests {
     };
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    /// A busy machine may run a task after its end, when a drain has ended its rollback, and the reply is there.
+    #[tokio::test(start_paused = true)]
+    async fn charge_that_is_found_after_a_drain_is_lost_if_it_is_not_rolled_back() {
+        let rollbacks = Arc::<Rollbacks>::default();
+        let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
+        let check = Check::new([Pair::new(PartitionKey::new("user", "a"), policy, 1)]).unwrap();
+        let state = RollbackState { end: Instant::now(), is_charged: false };
+        let rollback = Rollback::start(&rollbacks, check, state).unwrap();
+        rollbacks.drain().await;
+        assert_eq!(rollbacks.lost.load(Ordering::Relaxed), 0);
+
+        rollbacks.in_progress.lock().charge(rollback.id, Instant::now() + SECOND);
+        drop(rollback);
+        assert_eq!(rollbacks.lost.load(Ordering::Relaxed), 1);
+        assert_eq!(rollbacks.in_progress.lock().charged, 0);
+        rollbacks.drain().await;
+    }
 
     /// The refunds of a slot may take several calls. The runtime ends after the first one.
     #[tokio::test(start_paused = true)]
