@@ -275,8 +275,9 @@ impl Limiter {
     }
 
     /// Blocks the [gates](crate::Policy::gate) of these pairs from now on for a duration, rounded up to 10 ms, at most 366 days: each request of
-    /// their keys is denied until then. A gate that blocks longer already stays as it is. Other policies and the costs have no effect. After
-    /// the deadline, the store changes nothing.
+    /// their keys is denied until then. A gate that blocks longer already stays as it is. The costs have no effect. Other policies
+    /// stay as they are, but this process asks the store again about their cached denials, whose waits may be shorter than the block.
+    /// After the deadline, the store changes nothing.
     ///
     /// With a key, blocks all gates of the limiter. The policies that a layer chooses by the request do not belong to the limiter: for these,
     /// give [`Draft::check_against`]. While a store is unreachable, the outage rule decides, and a fallback in this process
@@ -301,8 +302,7 @@ impl Limiter {
         done: fn(u64) -> T,
     ) -> LimiterFuture<Result<T, BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
-        let blocking = |gates: Check| gates.charging_overage(units);
-        self.change(check.and_then(gates).map(|gates| gates.map(blocking)), done)
+        self.change(check, |check| Ok(Some(gates(check)?.charging_overage(units))), done)
     }
 
     /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Requests of this process that
@@ -313,7 +313,7 @@ impl Limiter {
     ///
     /// Returns the errors of [`check`](Self::check), and [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()).and_then(gates), |_| ())
+        self.change(self.check_to_decide(draft.into_draft()), |check| gates(check).map(Some), |_| ())
     }
 
     /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. Requests of this process
@@ -327,23 +327,23 @@ impl Limiter {
     /// Returns the errors of [`check`](Self::check), and [`Reason::Unsupported`] if the backend can only charge.
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
         let check = self.check_to_decide(draft.into_draft());
-        self.change(
-            check.map(|check| check.and_then(|check| check.of_policies(Properties::is_settled))),
-            |_| (),
-        )
+        self.change(check, |check| Ok(check.of_policies(Properties::is_settled)), |_| ())
     }
 
-    /// Blocks the gates of a check that charges an overage. Resets the pairs of any other check. `done` converts the instant of a block, or 0.
+    /// Changes the pairs that `part` selects from a check. Blocks their gates if they charge an overage, and resets them otherwise. `done`
+    /// converts the instant of a block, or 0.
     fn change<T: Send + 'static>(
         &self,
         check: Result<Option<Check>, BackendError>,
+        part: impl FnOnce(&Check) -> Result<Option<Check>, BackendError>,
         done: fn(u64) -> T,
     ) -> LimiterFuture<Result<T, BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let now = |result| LimiterFuture(NowOrLater::now(result));
-        let check = match check {
+        let parts = |all: Check| Ok(part(&all)?.map(|part| (all, part)));
+        let (all, check) = match check.and_then(|check| check.map_or(Ok(None), parts)) {
             _ if !backend.changes_charges() => return now(Err(BackendError::unsupported())),
-            Ok(Some(check)) => check,
+            Ok(Some(parts)) => parts,
             Ok(None) => return now(Ok(done(0))),
             Err(error) => return now(Err(error)),
         };
@@ -355,12 +355,12 @@ impl Limiter {
             backend.reset_now(&check).map(|reset| reset.map(|()| 0))
         };
         if let Some(changed) = changed_now {
-            drop(forget(&check, blocks));
+            drop(forget(&all, &check, blocks));
             return now(changed.map(done));
         }
         let (backend, deadline) = (backend.clone(), settings.deadline);
         LimiterFuture(NowOrLater::Later(Box::pin(async move {
-            let _forgotten = forget(&check, blocks);
+            let _forgotten = forget(&all, &check, blocks);
             let deadline = Instant::now() + deadline;
             let check = check.with_deadline(deadline);
             let changed = async {
@@ -710,20 +710,21 @@ fn exempt() -> Admitting {
 }
 
 /// Returns the check of the gates of a check, or an error if it has none.
-fn gates(check: Option<Check>) -> Result<Option<Check>, BackendError> {
-    let Some(check) = check else { return Ok(None) };
+fn gates(check: &Check) -> Result<Check, BackendError> {
     let no_gate = || {
         let names: Vec<_> = check.pairs().iter().map(|pair| pair.policy.name()).collect();
         ConfigError::invalid_value("policies to block", format!("{names:?}"), "at least one gate")
     };
-    check.of_policies(|properties| !properties.has_quota).ok_or_else(|| misconfigured(no_gate())).map(Some)
+    check.of_policies(|properties| !properties.has_quota).ok_or_else(|| misconfigured(no_gate()))
 }
 
-/// Ends the leases of pairs and invalidates their known denials: now, and when the guards are dropped. After a block, which returns no
-/// units, a known denial still holds if the store makes no decision.
-fn forget(check: &Check, blocks: bool) -> (RevokeGuard, Invalidation) {
-    let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-    (RevokeGuard::new(check.clone()), Invalidation::begin(check.scope(), pairs, !blocks))
+/// Ends the leases of changed pairs and invalidates their known denials: now, and when the guards are dropped. After a block, which
+/// returns no units, a known denial still holds if the store makes no decision. But its wait may be shorter than the block, so a block
+/// invalidates those of all pairs.
+fn forget(all: &Check, changed: &Check, blocks: bool) -> (RevokeGuard, Invalidation) {
+    let denied = if blocks { all } else { changed };
+    let pairs = denied.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+    (RevokeGuard::new(changed.clone()), Invalidation::begin(all.scope(), pairs, !blocks))
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {

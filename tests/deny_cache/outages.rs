@@ -372,3 +372,17 @@ async fn block_keeps_known_denial_of_its_gate() {
         assert!(!is_known(&limiter.admit(alice()).await), "the end of the block is known");
     }
 }
+
+/// Without the question, the known denial of the other policy would repeat its wait, which is shorter than the block.
+#[tokio::test(start_paused = true)]
+async fn block_asks_store_about_all_policies_of_its_key() {
+    let (remote, limiter) = cached(|builder| builder.policy(Policy::gate("api").unwrap())).await;
+    assert!(wait(&check(&limiter, 1).await) <= MINUTE, "the known denial");
+    limiter.block(alice(), 10 * MINUTE).await.unwrap();
+    let sent = remote.checks();
+    assert_eq!(wait(&check(&limiter, 1).await), 10 * MINUTE);
+    assert_eq!(remote.checks(), sent + 1);
+    limiter.block(alice(), 20 * MINUTE).await.unwrap();
+    remote.fail(Fault::Down);
+    assert!(check(&limiter, 1).await.is_cached(), "in an outage, the denial still holds");
+}
