@@ -71,7 +71,7 @@
 //!
 //! | for | backend | properties |
 //! | --- | --- | --- |
-//! | one process | [`MemoryBackend`] | exact, bounded, answers at once |
+//! | one process | [`MemoryBackend`] | exact, bounded, answers at once, starts empty after a restart |
 //! | several processes | `RedisBackend` (feature `redis`) | the same decisions, in one script call on the clock of Redis |
 //! | unit tests | `testing::FakeBackend` (feature `test-util`) | returns what the test configures, and records every check |
 //! | another store | your own [`Backend`](backend::Backend) | one method, written as an `async fn` |
