@@ -143,6 +143,7 @@ async fn dropped_caller_does_not_drop_its_lease() {
     // Another check waits for the lease.
     assert!(check(&limiter).await.is_leased());
     assert_eq!(limiter.stats().leased_units_lost, 0);
+    assert_eq!(limiter.stats().admitted, 3, "the decision without a caller counts, too");
     // A request that was never polled does not block the next one.
     drop(limiter.check(alice()));
     let _ = check(&limiter).await;

@@ -228,6 +228,9 @@ impl RedisBackend {
     /// Returns the number of checks that were sent and got no reply: the deadline passed, the connection was lost, or the caller
     /// dropped the check. It is an upper bound of the charges without a decision: a check that had not run by its deadline
     /// never charges. In a cluster each slot of a check counts. Clones share the count.
+    ///
+    /// A dropped check that has become a request for [leased](crate::guide::leases) units goes on without its caller. If its reply comes,
+    /// its decision counts, and it is not unanswered.
     pub fn unanswered_checks(&self) -> u64 {
         self.unanswered.load(Ordering::Relaxed)
     }
