@@ -1,12 +1,26 @@
-//! The recipe "Ban after failed logins" of the cookbook: the numbers in its text.
+//! The recipes about bans and blocks of the cookbook, and the numbers in their text.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use axum::extract::Request;
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
+    routing::get,
+};
 use http::{Response, StatusCode};
+use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Head, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend,
+    Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, Rejection,
     backend::Backend,
     settle::{ActualCost, actual_cost},
     testing::ManualClock,
@@ -293,4 +307,49 @@ async fn banned_address_causes_few_calls() {
     let calls = admin.calls("evalsha").all;
     println!("{calls} calls for 10 failures and 9,990 rejected requests in {:?}", start.elapsed());
     assert!(calls <= 10 + 4 * (start.elapsed().as_secs() + 1), "{calls} calls");
+}
+
+/// The middleware of the recipe "Block a client for longer after a denial". It counts the blocks.
+async fn block_after_denial(
+    State((limiter, blocks)): State<(Limiter, Arc<AtomicUsize>)>,
+    request: Request,
+    next: Next,
+) -> Response<Body> {
+    let response = next.run(request).await;
+    let denial = response.extensions().get::<Rejection>().and_then(Rejection::decision);
+    if denial.is_some_and(|denial| denial.violated().all(|policy| policy.name() != "blocked")) {
+        blocks.fetch_add(1, Ordering::Relaxed);
+        limiter.block(PartitionKey::new("user", "alice"), Duration::from_secs(2)).await.unwrap();
+    }
+    response
+}
+
+/// Requests go on during the block. The process has cached the first denial, which the gate has no part in.
+#[tokio::test]
+async fn further_requests_do_not_prolong_the_block() {
+    let server = Server::start(Engine::Redis);
+    let limits = RateLimitLayer::builder(RedisBackend::connect(&server.url()).await.unwrap())
+        .policy(Policy::new("requests", 3, Duration::from_secs(1)).unwrap())
+        .policy(Policy::gate("blocked").unwrap())
+        .key_by(|_| PartitionKey::new("user", "alice"))
+        .deadline(LONG_DEADLINE)
+        .build()
+        .unwrap();
+    let (limiter, blocks) = (limits.limiter().clone(), Arc::new(AtomicUsize::new(0)));
+    let app = Router::new()
+        .route("/", get(async || "hello"))
+        .layer(limits)
+        .layer(from_fn_with_state((limiter, blocks.clone()), block_after_denial));
+    let send = async || app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    while send().await.status() == StatusCode::OK {}
+    let mut cached = 0;
+    loop {
+        let response = send().await;
+        let denial = response.extensions().get::<Rejection>().and_then(Rejection::decision);
+        let Some(denial) = denial else { break };
+        cached += usize::from(denial.is_cached());
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(cached > 0, "the deny cache has answered");
+    assert_eq!(blocks.load(Ordering::Relaxed), 1);
 }
