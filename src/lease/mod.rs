@@ -250,7 +250,7 @@ mod tests {
         thread::sleep(SECOND / 100);
         assert!(matches!(leases.lookup(&check), LeaseLookup::Miss(_)), "the bucket has ended");
         runtime.block_on(async { tokio::time::sleep(SECOND / 50).await });
-        let stats = leases.events.counters.stats(0, Vec::new());
+        let stats = leases.events.counters.stats(Vec::new());
         assert_eq!((stats.leased_units_lost, stats.leased_units_returned), (0, 2));
     }
 
@@ -398,7 +398,7 @@ mod tests {
         assert!(request.await.is_err());
         assert_eq!(leases.timers.len(), 1);
         tokio::time::sleep(2 * SECOND).await;
-        let stats = leases.events.counters.stats(0, Vec::new());
+        let stats = leases.events.counters.stats(Vec::new());
         assert_eq!(stats.leased_units, stats.leased_units_returned);
         assert!(stats.leased_units > 0);
     }

@@ -12,7 +12,7 @@ use crate::{
     foreign::contain,
     guard::until,
     now_or_later::BoxFuture,
-    observe::LeasedUnits,
+    observe::Counted,
 };
 
 /// A check waits for the lease requests of others for at most this part of its deadline: a quarter.
@@ -174,7 +174,7 @@ impl Drop for RequestInFlight {
         self.leases.end_request(&self.check, &self.request, is_sent);
         if is_sent {
             let units = self.request.units.iter().copied().map(u64::from).sum();
-            contain(|| self.leases.events.leased(LeasedUnits::Lost, units));
+            contain(|| self.leases.events.count(Counted::UnitsLost, units));
         }
     }
 }

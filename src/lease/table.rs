@@ -30,7 +30,7 @@ use crate::{
     guard::until,
     key::PartitionKey,
     lock::Lock,
-    observe::{LeasedUnits, LimiterEvents},
+    observe::{Counted, LimiterEvents},
     policy::Policy,
     settle::SettlementQueue,
 };
@@ -159,7 +159,7 @@ impl Leases {
             granted?
         };
         let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
-        self.events.leased(LeasedUnits::Granted, units);
+        self.events.count(Counted::UnitsGranted, units);
         Some(granted)
     }
 
@@ -266,7 +266,7 @@ impl Leases {
         self.return_units(leftovers);
         wake(ended);
         if is_admitted {
-            self.events.leased(LeasedUnits::Charged, leases.into_iter().map(u64::from).sum());
+            self.events.count(Counted::UnitsCharged, leases.into_iter().map(u64::from).sum());
         }
         held
     }

@@ -17,7 +17,7 @@ use crate::{
     key::{KeyError, PartitionKey},
     lease::RevokeGuard,
     now_or_later::NowOrLater,
-    observe::{DeniedKey, ServerBreaker, Stats},
+    observe::{Counted, DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
     policy::{BLOCK_UNIT, Properties},
     settle::{Charged, Reservation, Settled, TokenError, Unsettled},
@@ -433,7 +433,7 @@ impl Limiter {
     /// within 5 s. It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
     /// counts, until the window of the charge has passed.
     pub fn lost_settlements(&self) -> u64 {
-        self.0.queue.lost()
+        self.0.events.counters.counted(Counted::SettlementLost)
     }
 
     /// Returns the counters of this limiter and its clones, for a health page.
@@ -455,7 +455,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters.stats(self.lost_settlements(), self.breakers())
+        self.0.events.counters.stats(self.breakers())
     }
 
     /// Returns whether the store decides the checks of this limiter now, or the [`OutageRule`] applies. Use it in a readiness probe.

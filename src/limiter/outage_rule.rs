@@ -12,6 +12,7 @@ use crate::{
     check::Check,
     decision::{Decided, Decision},
     error::{BackendError, Reason},
+    observe::Counted,
     outage::{LocalDecision, OutageRule, Share, Unchecked},
     settle::{Charged, Reservation, Settling, Unsettled},
 };
@@ -54,7 +55,7 @@ impl Terms {
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
-                limiter.events().admitted_unchecked();
+                limiter.events().count(Counted::Unchecked, 1);
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
                 Ok(Admission::new(Basis::Unchecked(Unchecked(error)), reservation))
             }
@@ -80,7 +81,7 @@ impl Terms {
         let clamps = self.reserve.is_some_and(|reserve| reserve.clamps);
         match fallback.decide(check, share, clamps) {
             Ok(Some((decision, check))) => {
-                limiter.events().admitted_locally();
+                limiter.events().count(Counted::LocalFallback, 1);
                 let check = decision.charged_check(check);
                 let reservation = self.reserve.map(|reserve| {
                     let (queue, charged) =

@@ -9,7 +9,7 @@ use metrics::{
 use tokio::time::Instant;
 
 use super::{
-    LeasedUnits, RequestOutcome,
+    Counted, RequestOutcome,
     series::{ByName, Series},
 };
 use crate::{
@@ -41,6 +41,18 @@ const LOST_ROLLBACKS: &str = "rate_limit_lost_rollbacks_total";
 const INTERRUPTED_UNITS: &str = "rate_limit_interrupted_units_total";
 const EVICTED_KEYS: &str = "rate_limit_evicted_keys_total";
 const EVICTED_UNITS: &str = "rate_limit_evicted_units_total";
+
+/// The metrics and their outcomes, by the discriminant of what they count.
+const COUNTED: [(&str, &str); Counted::NUMBER] = [
+    (LEASED_UNITS, "charged"),
+    (LEASED_UNITS, "granted"),
+    (LEASED_UNITS, "returned"),
+    (LEASED_UNITS, "lost"),
+    (UNDECIDED_ADMISSIONS, "unchecked"),
+    (UNDECIDED_ADMISSIONS, "local_fallback"),
+    (SETTLEMENTS, "done"),
+    (SETTLEMENTS, "lost"),
+];
 
 /// The number of hexadecimal digits of a pseudonym in a label, so that there are at most 4,096 series.
 const PSEUDONYM_DIGITS: usize = 3;
@@ -100,14 +112,10 @@ pub(super) struct LimiterMetrics {
     unrouted: RequestMetrics,
     /// By the discriminant of the reason.
     unavailable: Vec<Series>,
-    unchecked: Series,
-    local_fallback: Series,
     duration: Series,
     deny_cache_hits: Series,
-    settled: Series,
-    lost_settlements: Series,
-    /// By the discriminant of what happened to the units.
-    leased: [Series; LeasedUnits::NAMES.len()],
+    /// By the discriminant of what is counted.
+    counted: [Series; Counted::NUMBER],
 }
 
 /// The metrics of one policy.
@@ -130,28 +138,23 @@ impl LimiterMetrics {
         describe_metrics();
         let unavailable =
             |reason: &Reason| Series::new(UNAVAILABLE_CHECKS, vec![label("reason", reason.name())]);
-        let by_outcome = |name, outcome| Series::new(name, vec![label("outcome", outcome)]);
         let metrics = Self {
             policies: ByName::new(policies.iter().map(Policy::name), PolicyMetrics::new, |_| {}),
             routes: ByName::new([], |route| RequestMetrics::new(Some(route)), RequestMetrics::register),
             unrouted: RequestMetrics::new(None),
             unavailable: Reason::ALL.iter().map(unavailable).collect(),
-            unchecked: by_outcome(UNDECIDED_ADMISSIONS, "unchecked"),
-            local_fallback: by_outcome(UNDECIDED_ADMISSIONS, "local_fallback"),
             duration: Series::new(CHECK_DURATION, vec![]),
             deny_cache_hits: Series::new(DENY_CACHE_HITS, vec![]),
-            settled: by_outcome(SETTLEMENTS, "done"),
-            lost_settlements: by_outcome(SETTLEMENTS, "lost"),
-            leased: LeasedUnits::NAMES.map(|name| by_outcome(LEASED_UNITS, name)),
+            counted: COUNTED.map(|(name, outcome)| Series::new(name, vec![label("outcome", outcome)])),
         };
         // An alert may ask for these. Registered, they are 0 and not absent before their first values.
         drop(counter!(LOST_ROLLBACKS));
         drop((counter!(INTERRUPTED_UNITS), counter!(UNANSWERED_CHECKS), gauge!(WAITING)));
         metrics.policies.known().for_each(PolicyMetrics::register);
         metrics.unrouted.register();
-        let Self { deny_cache_hits, settled, lost_settlements, unchecked, local_fallback, .. } = &metrics;
-        let counters = [deny_cache_hits, settled, lost_settlements, unchecked, local_fallback];
-        for counter in counters.into_iter().chain(&metrics.unavailable) {
+        // Most limiters have no leases.
+        let counted = metrics.counted.iter().skip(Counted::Unchecked as usize);
+        for counter in counted.chain(&metrics.unavailable).chain([&metrics.deny_cache_hits]) {
             drop(counter.counter());
         }
         metrics
@@ -234,26 +237,8 @@ impl LimiterMetrics {
         }
     }
 
-    pub(super) fn admitted_unchecked(&self) {
-        self.unchecked.count(1);
-    }
-
-    pub(super) fn admitted_locally(&self) {
-        self.local_fallback.count(1);
-    }
-
-    pub(super) fn leased(&self, units: LeasedUnits, count: u64) {
-        if let Some(counter) = self.leased.get(units as usize) {
-            counter.count(count);
-        }
-    }
-
-    pub(super) fn settled(&self) {
-        self.settled.count(1);
-    }
-
-    pub(super) fn settlement_lost(&self) {
-        self.lost_settlements.count(1);
+    pub(super) fn count(&self, what: Counted, number: u64) {
+        self.counted[what as usize].count(number);
     }
 }
 

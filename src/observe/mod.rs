@@ -24,11 +24,11 @@ use crate::{
 };
 
 mod conflicts;
+mod counted;
 mod decided_pairs;
 mod double_charges;
 mod events;
 mod first_requests;
-mod leased;
 mod lifetime;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 mod metrics;
@@ -40,11 +40,11 @@ pub(crate) mod server_breaker;
 mod stats;
 mod throttle;
 
+pub(crate) use counted::Counted;
 pub(crate) use decided_pairs::DecidedPairs;
 #[cfg(feature = "redis")]
 pub(crate) use events::{evicts, problem_at_start};
 pub(crate) use first_requests::FirstRequests;
-pub(crate) use leased::LeasedUnits;
 pub(crate) use lifetime::{Lifetime, new_limits};
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
@@ -231,16 +231,12 @@ impl LimiterEvents {
         }
     }
 
-    /// Counts a request that the outage rule has admitted without a check.
-    pub(crate) fn admitted_unchecked(&self) {
-        self.counters.admitted_unchecked();
-        self.metrics.admitted_unchecked();
-    }
-
-    /// Counts a request that the local fallback has admitted.
-    pub(crate) fn admitted_locally(&self) {
-        self.counters.admitted_locally();
-        self.metrics.admitted_locally();
+    /// Counts units, requests or settlements.
+    pub(crate) fn count(&self, what: Counted, number: u64) {
+        if number > 0 {
+            self.counters.count(what, number);
+            self.metrics.count(what, number);
+        }
     }
 
     /// Counts the first denial of a request that waits.
@@ -361,23 +357,10 @@ impl LimiterEvents {
         self.metrics.responded(outcome, route);
     }
 
-    /// Counts leased units.
-    pub(crate) fn leased(&self, units: LeasedUnits, count: u64) {
-        if count > 0 {
-            self.counters.leased(units, count);
-            self.metrics.leased(units, count);
-        }
-    }
-
-    /// Counts a settlement that took effect.
-    pub(crate) fn settled(&self) {
-        self.counters.settled();
-        self.metrics.settled();
-    }
-
     /// Counts a lost settlement. Warns, at most once per minute, about lost settlements: the number so far, and the last error.
-    pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
-        self.metrics.settlement_lost();
+    pub(crate) fn settlement_lost(&self, error: &BackendError) {
+        self.count(Counted::SettlementLost, 1);
+        let lost = self.counters.counted(Counted::SettlementLost);
         self.settlement_lost.log(|unlogged| events::settlement_lost(lost, error, unlogged));
     }
 }

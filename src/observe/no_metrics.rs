@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{LeasedUnits, RequestOutcome};
+use super::{Counted, RequestOutcome};
 use crate::{
     check::Pair,
     decision::{Decision, Status},
@@ -25,21 +25,13 @@ impl LimiterMetrics {
 
     pub(super) fn wait_too_long(&self, _: &[Pair]) {}
 
-    pub(super) fn admitted_unchecked(&self) {}
-
-    pub(super) fn admitted_locally(&self) {}
-
     pub(super) fn denied_key(&self, _: &str) {}
 
     pub(super) fn answered(&self, _: Instant) {}
 
     pub(super) fn responded<'a>(&self, _: RequestOutcome, _: impl FnOnce() -> Option<&'a str>) {}
 
-    pub(super) fn leased(&self, _: LeasedUnits, _: u64) {}
-
-    pub(super) fn settled(&self) {}
-
-    pub(super) fn settlement_lost(&self) {}
+    pub(super) fn count(&self, _: Counted, _: u64) {}
 }
 
 pub(crate) struct WaitMetrics;

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{LeasedUnits, ServerBreaker};
+use super::{Counted, ServerBreaker};
 use crate::{
     decision::{Decision, Status},
     error::Reason,
@@ -90,11 +90,9 @@ pub(crate) struct LimiterCounters {
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
     delayed: AtomicU64,
-    unchecked: AtomicU64,
-    local_fallback: AtomicU64,
     near_limit: AtomicU64,
-    settlements: AtomicU64,
-    leased: [AtomicU64; LeasedUnits::NAMES.len()],
+    /// By the discriminant of what is counted.
+    counted: [AtomicU64; Counted::NUMBER],
     reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Lock<Sketch>,
     /// A list of its own: keys that are denied in shadow mode displace no others. It is empty until the first of them.
@@ -172,50 +170,37 @@ impl LimiterCounters {
         increment(&self.delayed);
     }
 
-    /// Counts a request that the outage rule has admitted without a check.
-    pub(crate) fn admitted_unchecked(&self) {
-        increment(&self.unchecked);
+    /// Counts units, requests or settlements.
+    pub(super) fn count(&self, what: Counted, number: u64) {
+        self.counted[what as usize].fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Counts a request that the local fallback has admitted.
-    pub(crate) fn admitted_locally(&self) {
-        increment(&self.local_fallback);
+    /// Returns the number that was counted.
+    pub(crate) fn counted(&self, what: Counted) -> u64 {
+        self.counted[what as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts leased units.
-    pub(crate) fn leased(&self, units: LeasedUnits, count: u64) {
-        if let Some(counter) = self.leased.get(units as usize) {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a settlement that took effect.
-    pub(crate) fn settled(&self) {
-        increment(&self.settlements);
-    }
-
-    pub(crate) fn stats(&self, lost_settlements: u64, breakers: Vec<ServerBreaker>) -> Stats {
+    pub(crate) fn stats(&self, breakers: Vec<ServerBreaker>) -> Stats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reasons = Reason::ALL.iter().copied().zip(self.reasons.iter().map(count));
         let reasons: Vec<_> = reasons.filter(|(_, checks)| *checks > 0).collect();
-        let [charged, granted, returned, lost] = &self.leased;
         Stats {
-            leased_units: count(charged),
-            leased_units_granted: count(granted),
-            leased_units_returned: count(returned),
-            leased_units_lost: count(lost),
+            leased_units: self.counted(Counted::UnitsCharged),
+            leased_units_granted: self.counted(Counted::UnitsGranted),
+            leased_units_returned: self.counted(Counted::UnitsReturned),
+            leased_units_lost: self.counted(Counted::UnitsLost),
             admitted: self.admitted.iter().map(count).sum(),
             shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),
             delayed: count(&self.delayed),
-            unchecked: count(&self.unchecked),
-            local_fallback: count(&self.local_fallback),
+            unchecked: self.counted(Counted::Unchecked),
+            local_fallback: self.counted(Counted::LocalFallback),
             unavailable: reasons.iter().map(|(_, checks)| checks).sum(),
             reasons,
             near_limit: count(&self.near_limit),
-            settlements: count(&self.settlements),
-            lost_settlements,
+            settlements: self.counted(Counted::Settled),
+            lost_settlements: self.counted(Counted::SettlementLost),
             breakers,
         }
     }

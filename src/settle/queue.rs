@@ -1,15 +1,6 @@
 //! The queue of settlements and of returned leases, and the workers that process it.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::Poll,
-};
+use std::{collections::VecDeque, future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
 use tokio::{
     runtime::Handle,
@@ -30,7 +21,7 @@ use crate::{
     guard::until,
     lock::Lock,
     now_or_later::NowOrLater,
-    observe::{LeasedUnits, LimiterEvents},
+    observe::{Counted, LimiterEvents},
 };
 
 /// The largest number of waiting returns: as many as pairs can be leased.
@@ -47,7 +38,6 @@ pub(crate) struct SettlementQueue {
     waiting: Lock<Waiting>,
     /// Notified whenever a worker ends.
     idle: Notify,
-    lost: AtomicU64,
     /// `None` if the backend has no tokens.
     pub(super) tokens: Option<Arc<dyn TokenStore>>,
     pub(super) events: Arc<LimiterEvents>,
@@ -114,14 +104,9 @@ impl SettlementQueue {
             max_workers,
             waiting: Lock::default(),
             idle: Notify::new(),
-            lost: AtomicU64::new(0),
             tokens,
             events,
         })
-    }
-
-    pub(crate) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
     }
 
     /// Waits until no worker runs, at most until the last deadline has passed. The jobs that wait for a runtime that does not run are then
@@ -226,12 +211,11 @@ impl SettlementQueue {
     pub(super) fn settled(&self, outcome: Result<u64, BackendError>) -> Settled {
         match outcome {
             Ok(at_micros) => {
-                contain(|| self.events.settled());
+                contain(|| self.events.count(Counted::Settled, 1));
                 Settled::Done { at_micros }
             }
             Err(error) => {
-                let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-                contain(|| self.events.settlement_lost(lost, &error));
+                contain(|| self.events.settlement_lost(&error));
                 Settled::Lost(error)
             }
         }
@@ -333,8 +317,8 @@ impl Pending {
                 let _ = confirmation.send(queue.settled(outcome));
             }
             Confirmation::Returned(units) => {
-                let outcome = outcome.map_or(LeasedUnits::Lost, |_| LeasedUnits::Returned);
-                queue.events.leased(outcome, units.into());
+                let outcome = outcome.map_or(Counted::UnitsLost, |_| Counted::UnitsReturned);
+                queue.events.count(outcome, units.into());
             }
         }
     }

@@ -370,8 +370,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "UnitsAreAccounted",
         changes: &[(
             LEASE_REQUEST,
-            "self.leases.events.leased(LeasedUnits::Lost, units)",
-            "self.leases.events.leased(LeasedUnits::Lost, if PLANTED { 0 } else { units })",
+            "self.leases.events.count(Counted::UnitsLost, units)",
+            "self.leases.events.count(Counted::UnitsLost, if PLANTED { 0 } else { units })",
         )],
     },
     Bug {
