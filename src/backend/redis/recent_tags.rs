@@ -3,16 +3,13 @@
 //! A client usually sends several requests, and a hash in software takes longer than all other work for the name of a key. The number
 //! of positions is fixed: the memory is bounded, and no key needs to be removed.
 
-use std::{hash::Hasher, sync::Mutex};
+use std::sync::Mutex;
 
-use super::{mix_hasher::MixHasher, tag::Tag};
+use super::tag::Tag;
 use crate::key::PartitionKey;
 
 /// The number of positions.
 const POSITIONS: usize = 1_024;
-
-/// Longer keys are hashed each time.
-const MAX_KEY: usize = 256;
 
 /// The hash tags of recent partition keys. Each key has one position, which it shares with others: the last one has it.
 pub(super) struct RecentTags(Box<[RecentTag]>);
@@ -28,9 +25,8 @@ impl Default for RecentTags {
 impl RecentTags {
     /// Returns the tag of a key, which `hash` computes if it is not known.
     pub(super) fn tag(&self, key: &PartitionKey, hash: impl FnOnce() -> Tag) -> Tag {
-        let bytes = key.as_bytes();
         // A thread does not wait for another one that uses the same position.
-        let position = self.0.get(index(bytes)).filter(|_| bytes.len() <= MAX_KEY);
+        let position = self.0.get(index(key)).filter(|_| !key.is_long());
         let Some(mut recent) = position.and_then(|position| position.try_lock().ok()) else { return hash() };
         match &*recent {
             Some((known, tag)) if known == key => *tag,
@@ -39,11 +35,9 @@ impl RecentTags {
     }
 }
 
-/// Returns the position of a key. A client that chooses keys of one position gains nothing: they are hashed.
-fn index(key: &[u8]) -> usize {
-    let mut hasher = MixHasher::default();
-    hasher.write(key);
-    hasher.finish() as usize % POSITIONS
+/// Returns the position of a key, which a client cannot predict.
+fn index(key: &PartitionKey) -> usize {
+    key.hash_code() as usize % POSITIONS
 }
 
 #[cfg(test)]
@@ -67,26 +61,12 @@ mod tests {
         let alice = PartitionKey::new("user", "alice");
         assert_eq!([tag(&alice), tag(&alice), tag(&PartitionKey::new("user", "alice"))], [1, 0, 0]);
         // A key of the same position replaces it.
-        let position = index(alice.as_bytes());
+        let position = index(&alice);
         let others = (0..).map(|i: u32| PartitionKey::new("user", i.to_string()));
-        let other = others.into_iter().find(|other| index(other.as_bytes()) == position).unwrap();
+        let other = others.into_iter().find(|other| index(other) == position).unwrap();
         assert_eq!([tag(&other), tag(&other), tag(&alice), tag(&alice)], [1, 0, 1, 0]);
         // A long key takes no memory.
-        let long = PartitionKey::new("user", "x".repeat(MAX_KEY));
+        let long = PartitionKey::new("user", "x".repeat(256));
         assert_eq!([tag(&long), tag(&long)], [1, 1]);
-    }
-
-    #[test]
-    fn keys_of_numbered_users_have_different_places() {
-        let names: [fn(usize) -> String; 3] =
-            [|i| format!("{i:06}"), |i| format!("10.0.{}.{}", i / 256, i % 256), |i| i.to_string()];
-        for name in names {
-            let mut positions = [0; POSITIONS];
-            for i in 0..10 * POSITIONS {
-                positions[index(PartitionKey::new("user", name(i)).as_bytes())] += 1;
-            }
-            // On average there are ten.
-            assert!(positions.iter().all(|keys| *keys < 40), "{}: {positions:?}", name(0));
-        }
     }
 }
