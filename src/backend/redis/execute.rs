@@ -62,16 +62,15 @@ struct Operation<'a> {
 impl<'a> Operation<'a> {
     /// Returns the operation of a command that is no check.
     fn without_wait(slot: u16, command: Command<'a>, deadline: Option<Instant>) -> Self {
-        let (counts_unanswered, may_have_run) = (false, false);
         Self {
             slot,
             command,
             deadline,
-            counts_unanswered,
+            counts_unanswered: false,
             wait: None,
             batchable: None,
             clock: None,
-            may_have_run,
+            may_have_run: false,
         }
     }
 }
@@ -114,16 +113,8 @@ impl RedisBackend {
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
         let batchable = (matches!(patience, Patience::Caller) && is_batchable(check)).then_some(check);
-        let mut operation = Operation {
-            slot,
-            command,
-            deadline,
-            counts_unanswered: charges,
-            wait,
-            batchable,
-            clock: None,
-            may_have_run: false,
-        };
+        let operation = Operation::without_wait(slot, command, deadline);
+        let mut operation = Operation { counts_unanswered: charges, wait, batchable, ..operation };
         let executed = match check.purpose() {
             Purpose::Overage => Box::pin(self.change(&mut operation, check.deadline())).await,
             _ => self.execute(&mut operation).await,
