@@ -8,7 +8,7 @@ use std::{
 use redis::{RedisResult, Value, from_redis_value};
 
 use super::endpoint::Address;
-use crate::backend::redis::slot::SLOTS;
+use crate::backend::redis::{eviction::info_field, slot::SLOTS};
 
 /// Ranges of slots in ascending order, each with its owner.
 pub(super) type Slots = Vec<(RangeInclusive<u16>, Address)>;
@@ -42,7 +42,7 @@ impl SlotReport {
         let text = |reply: RedisResult<Value>| from_redis_value::<String>(reply.ok()?).ok();
         let epochs = text(nodes).map(|nodes| parse_epochs(&nodes)).unwrap_or_default();
         Some(Self {
-            is_ok: text(info).and_then(|info| parse_state(&info)),
+            is_ok: text(info).and_then(|info| Some(info_field(&info, "cluster_state")? == "ok")),
             claims: parse_slots(slots, &epochs, host)?,
         })
     }
@@ -139,12 +139,6 @@ fn parse_epochs(nodes: &str) -> HashMap<String, u64> {
         Some((fields.next()?.to_owned(), fields.nth(5)?.parse().ok()?))
     };
     nodes.lines().filter_map(epoch).collect()
-}
-
-/// Parses the reply to `CLUSTER INFO`.
-fn parse_state(info: &str) -> Option<bool> {
-    let state = info.lines().find_map(|line| line.strip_prefix("cluster_state:"))?;
-    Some(state.trim() == "ok")
 }
 
 #[cfg(test)]
