@@ -622,7 +622,7 @@ impl Limiter {
         units: Option<u32>,
         finish: impl FnOnce(Reservation) -> T + Send + 'static,
     ) -> NowOrLater<Result<T, Rejection>> {
-        let (check, terms) = match self.prepare(draft.map(Draft::reserve)) {
+        let (mut check, terms) = match self.prepare(draft.map(Draft::reserve)) {
             Ok(Some(prepared)) => prepared,
             Ok(None) => return NowOrLater::now(Ok(finish(self.uncharged(self.empty_check())))),
             Err(rejection) => return NowOrLater::now(Err(rejection)),
@@ -633,7 +633,10 @@ impl Limiter {
             self.0.events.undecided(check.pairs(), &error);
             return NowOrLater::now(Err(Rejection::Unavailable(error)));
         }
-        match self.admit_check(check, Terms { units, ..terms }) {
+        if let Some(units) = units {
+            check.purpose = Purpose::TakeUpTo(check.max_units(units));
+        }
+        match self.admit_check(check, terms) {
             NowOrLater::Now(outcome) => NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish))),
             NowOrLater::Later(outcome) => {
                 NowOrLater::Later(Box::pin(async move { reserved(outcome.await).map(finish) }))
@@ -683,12 +686,14 @@ impl Limiter {
         let LimiterSettings { rule, reserve, .. } = self.0.settings;
         let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
         let Some(mut check) = self.check_to_admit(draft)? else { return Ok(None) };
-        if reserve.is_some_and(|reserve| reserve.clamps) {
-            check.clamp();
+        if let Some(reserve) = reserve {
+            check.purpose = Purpose::Reserve;
+            if reserve.clamps {
+                check.clamp();
+            }
         }
-        let is_shadow = check.is_shadow();
-        let rule = if is_shadow { OutageRule::FailOpen } else { rule };
-        Ok(Some((check, Terms { rule, is_shadow, reserve, units: None })))
+        let rule = if check.is_shadow() { OutageRule::FailOpen } else { rule };
+        Ok(Some((check, Terms { rule, reserve })))
     }
 
     /// Rejects a request without a key that can be read.

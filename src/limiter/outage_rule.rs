@@ -9,7 +9,7 @@ use super::{
     rejection::Rejection,
 };
 use crate::{
-    check::Check,
+    check::{Check, Purpose},
     decision::{Decided, Decision},
     error::{BackendError, Reason},
     observe::Counted,
@@ -21,12 +21,8 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
     pub(super) rule: OutageRule,
-    /// Whether the check has shadow pairs only, so that no error rejects the request.
-    pub(super) is_shadow: bool,
     /// `None` for a plain charge.
     pub(super) reserve: Option<Reserve>,
-    /// The most units to take. `None` unless the check takes units.
-    pub(super) units: Option<u32>,
 }
 
 impl Terms {
@@ -54,13 +50,14 @@ impl Terms {
     /// Applies the outage rule.
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
-            OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
+            // No error rejects the request of a check with shadow pairs only.
+            OutageRule::FailOpen if error.reason().is_outage() || check.is_shadow() => {
                 limiter.events().count(Counted::Unchecked, 1);
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
                 Ok(Admission::new(Basis::Unchecked(Unchecked(error)), reservation))
             }
             // Several slots cannot take units. This is no outage.
-            _ if self.units.is_some() && error.reason() == Reason::CrossSlot => {
+            _ if error.reason() == Reason::CrossSlot && matches!(check.purpose(), Purpose::TakeUpTo(_)) => {
                 Err(Rejection::Unavailable(error))
             }
             OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {

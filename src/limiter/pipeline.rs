@@ -29,12 +29,7 @@ use crate::{
 impl Limiter {
     /// Decides a check, and applies the outage rule if the backend makes no decision.
     #[inline]
-    pub(super) fn admit_check(&self, mut check: Check, terms: Terms) -> Admitting {
-        check.purpose = match terms.units {
-            Some(units) => Purpose::TakeUpTo(check.max_units(units)),
-            None if terms.reserve.is_some() => Purpose::Reserve,
-            None => Purpose::Charge,
-        };
+    pub(super) fn admit_check(&self, check: Check, terms: Terms) -> Admitting {
         let fails_open = terms.rule == OutageRule::FailOpen;
         self.decide(check, fails_open, move |limiter, check, decided| terms.outcome(limiter, check, decided))
     }
