@@ -1,6 +1,6 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
-use std::{mem, ops::RangeInclusive, time::Duration};
+use std::{ops::RangeInclusive, time::Duration};
 
 use tokio::time::Instant;
 
@@ -194,26 +194,31 @@ impl Circuit {
         outcome: Result<ServerAnswer, &BackendError>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) -> Option<BreakerChange> {
-        // The drop of an error may run code of the user, so it comes when the lock is free.
-        let mut replaced = Vec::new();
-        let mut state = self.0.lock();
-        if ticket.epoch != state.epoch || state.is_retired {
-            return None;
-        }
-        match outcome {
+        self.change(|state| match outcome {
+            _ if ticket.epoch != state.epoch || state.is_retired => None,
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            Ok(answer) => state.answered(answer, &mut replaced),
+            Ok(answer) => state.answered(answer),
             // Another check has replaced this probe.
             Err(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Err(error) => {
                 state.failed = Some(Instant::now());
                 let (breaker, deadline) = settings();
                 match breaker {
-                    Some(breaker) => state.failed(error, breaker, deadline, &mut replaced),
+                    Some(breaker) => state.failed(error, breaker, deadline),
                     None => Some(BreakerChange::Failed(error.clone())),
                 }
             }
-        }
+        })
+    }
+
+    /// Changes the state. The errors that it has had are dropped when the lock is free, because their drop may run code of the user.
+    fn change<T>(&self, change: impl FnOnce(&mut CircuitState) -> T) -> T {
+        let mut state = self.0.lock();
+        let errors = (state.open.as_ref().map(|open| open.error.clone()), state.unreported.clone());
+        let changed = change(&mut state);
+        drop(state);
+        drop(errors);
+        changed
     }
 
     /// Returns whether the breaker is open or half-open, now.
@@ -256,9 +261,7 @@ impl Circuit {
     /// Closes the breaker, if it is open: the store has answered outside a check.
     #[cfg(feature = "redis")]
     pub(super) fn close(&self) -> Option<BreakerChange> {
-        let mut replaced = Vec::new();
-        let mut state = self.0.lock();
-        if state.open.is_none() { None } else { state.answered(ServerAnswer::Works, &mut replaced) }
+        self.change(|state| if state.open.is_none() { None } else { state.answered(ServerAnswer::Works) })
     }
 
     /// Closes the breaker for ever, because its server has left the topology. Returns how long it was open, if it was.
@@ -286,8 +289,8 @@ impl CircuitState {
         self.answered.max(self.heard).is_none_or(|heard| heard.elapsed() >= time)
     }
 
-    /// Learns of an answer. Adds the errors that are no longer needed to `replaced`.
-    fn answered(&mut self, answer: ServerAnswer, replaced: &mut Vec<BackendError>) -> Option<BreakerChange> {
+    /// Learns of an answer.
+    fn answered(&mut self, answer: ServerAnswer) -> Option<BreakerChange> {
         // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
         let is_of_writes = |open: &Open| {
             matches!(open.error.reason(), Reason::ReadOnly | Reason::OutOfMemory | Reason::NoPermission)
@@ -301,9 +304,8 @@ impl CircuitState {
         self.read_reply(now);
         self.failed = None;
         // If the breaker was open, this was the probe.
-        if let Some(Open { since, error, .. }) = self.open.take() {
+        if let Some(Open { since, .. }) = self.open.take() {
             self.epoch += 1;
-            replaced.push(error);
             return Some(BreakerChange::Closed(now - since));
         }
         // An answer has ended the row of failures before it has opened the breaker.
@@ -311,24 +313,22 @@ impl CircuitState {
         reported.map(|(_, error)| BreakerChange::Failed(error))
     }
 
-    /// Learns of a failure. Adds the errors that are no longer needed to `replaced`.
+    /// Learns of a failure.
     fn failed(
         &mut self,
         error: &BackendError,
         breaker: Breaker,
         deadline: Duration,
-        replaced: &mut Vec<BackendError>,
     ) -> Option<BreakerChange> {
         let now = Instant::now();
         // A failed probe keeps the breaker open.
         self.failures = self.failures.saturating_add(1);
         if self.failures >= breaker.failures && self.is_silent(deadline) {
             self.epoch += 1;
-            replaced.extend(self.unreported.take().map(|(_, error)| error));
+            self.unreported = None;
             let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
             let since = self.open.as_ref().map(|open| open.since);
-            let open = Open { since: since.unwrap_or(now), until, probes, error: error.clone() };
-            replaced.extend(self.open.replace(open).map(|open| open.error));
+            self.open = Some(Open { since: since.unwrap_or(now), until, probes, error: error.clone() });
             return Some(match since {
                 None => BreakerChange::Opened(error.clone()),
                 Some(since) => BreakerChange::StillOpen(error.clone(), now - since),
@@ -341,7 +341,7 @@ impl CircuitState {
             Reason::NoPermission | Reason::OutOfMemory | Reason::ReadOnly | Reason::Other
         ) {
             let (began, last) = self.unreported.get_or_insert_with(|| (now, error.clone()));
-            replaced.push(mem::replace(last, error.clone()));
+            last.clone_from(error);
             if now - *began >= UNREPORTED {
                 return self.unreported.take().map(|(_, error)| BreakerChange::Failed(error));
             }
