@@ -16,7 +16,7 @@ pub const CLIENTS: usize = 8;
 pub const CHECKS: usize = 300;
 
 /// Returns the check of a client in a round. The checks have costs of 0 to 3, one key or both, and every algorithm, so that
-/// some are admitted and some are denied.
+/// some are admitted and some are denied, also on a slow machine.
 pub fn check([a, b]: &TwoKeys, client: usize, round: usize) -> Check {
     let policy = |name: &str, quota, millis, algorithm| {
         let policy = Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
@@ -24,8 +24,8 @@ pub fn check([a, b]: &TwoKeys, client: usize, round: usize) -> Check {
     };
     let precision = Duration::from_millis(7);
     let [log, buckets, counter, fixed, tokens] = [
-        policy("log", 7, 3, Algorithm::SlidingLog),
-        policy("buckets", 25, 50, Algorithm::SlidingBuckets { precision }),
+        policy("log", 7, 12, Algorithm::SlidingLog),
+        policy("buckets", 25, 200, Algorithm::SlidingBuckets { precision }),
         policy("counter", 20, 10, Algorithm::SlidingCounter),
         policy("fixed", 9, 4, Algorithm::FixedWindow),
         policy("tokens", 12, 1, Algorithm::TokenBucket { rate: Rate::new(700, Duration::from_millis(60)) }),
