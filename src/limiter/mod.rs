@@ -725,13 +725,53 @@ fn gates(check: &Check) -> Result<Check, BackendError> {
 
 /// Ends the leases of changed pairs and invalidates their known denials: now, and when the guards are dropped. After a block, which
 /// returns no units, a known denial still holds if the store makes no decision. But its wait may be shorter than the block, so a block
-/// invalidates those of all pairs.
+/// invalidates those of all pairs. The gates come first: the reply to a check that is sent meanwhile must not enter the other denials alone.
 fn forget(all: &Check, changed: &Check, blocks: bool) -> (RevokeGuard, Invalidation) {
-    let denied = if blocks { all } else { changed };
-    let pairs = denied.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+    let others = all.pairs().iter().filter(|pair| blocks && pair.policy.properties().has_quota);
+    let pairs = changed.pairs().iter().chain(others).map(|pair| (&pair.key, &pair.policy));
     (RevokeGuard::new(changed.clone()), Invalidation::begin(all.scope(), pairs, !blocks))
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {
     BackendError::with_source(Reason::Misconfigured, error).not_sent("misconfigured")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{mem, sync::Arc};
+
+    use super::*;
+    use crate::{
+        backend::Pair,
+        check::{KnownDenials, PairKey},
+        key::PartitionKey,
+        lock::Lock,
+        policy::Policy,
+    };
+
+    /// The names of the policies whose denials were invalidated.
+    #[derive(Default)]
+    struct InvalidatedNames(Lock<Vec<String>>);
+
+    impl KnownDenials for InvalidatedNames {
+        fn invalidate(&self, pair: &PairKey, _: bool) {
+            self.0.lock().push(pair.policy().name().to_owned());
+        }
+    }
+
+    #[test]
+    fn block_invalidates_denials_of_gates_first() {
+        let requests = Policy::new("requests", 5, Duration::from_secs(60)).unwrap();
+        let pair = |policy| Pair::new(PartitionKey::new("user", "alice"), policy, 1);
+        let all = Check::new([requests, Policy::gate("blocked").unwrap()].map(pair)).unwrap();
+        let names = Arc::new(InvalidatedNames::default());
+        all.scope().add_known_denials(Arc::<InvalidatedNames>::downgrade(&names));
+        let changed = gates(&all).unwrap();
+        for (blocks, expected) in [(true, &["blocked", "requests"][..]), (false, &["blocked"])] {
+            let forgotten = forget(&all, &changed, blocks);
+            assert_eq!(mem::take(&mut *names.0.lock()), expected);
+            drop(forgotten);
+            assert_eq!(mem::take(&mut *names.0.lock()), expected, "again when the change ends");
+        }
+    }
 }
