@@ -1,6 +1,6 @@
-//! What a limiter counts in a table: a number in its counters, and a metric.
+//! The numbers that a limiter keeps in one table of its counters and of its metrics.
 
-/// What is counted.
+/// The subject of a count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// Leased units that the store has charged in advance.

@@ -114,7 +114,7 @@ pub(super) struct LimiterMetrics {
     unavailable: Vec<Series>,
     duration: Series,
     deny_cache_hits: Series,
-    /// By the discriminant of what is counted.
+    /// By the discriminant of the subject.
     counted: [Series; Counted::NUMBER],
 }
 

@@ -91,7 +91,7 @@ pub(crate) struct LimiterCounters {
     denied_from_cache: AtomicU64,
     delayed: AtomicU64,
     near_limit: AtomicU64,
-    /// By the discriminant of what is counted.
+    /// By the discriminant of the subject.
     counted: [AtomicU64; Counted::NUMBER],
     reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Lock<Sketch>,
