@@ -1,6 +1,6 @@
 //! The numbers that a limiter keeps in one table of its counters and of its metrics.
 
-/// The subject of a count.
+/// The subject of a count. The table of the metrics has the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// Leased units that the store has charged in advance.
