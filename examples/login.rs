@@ -44,7 +44,7 @@ use listen::listen;
 use serde::Deserialize;
 use stop::stop;
 use tower_sliding_window::{
-    Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, peer_ip,
+    Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, peer_ip,
     settle::{ActualCost, actual_cost},
 };
 
@@ -57,10 +57,12 @@ struct Login {
 async fn login(State(by_user): State<Limiter>, Form(login): Form<Login>) -> Response {
     // All spellings that the database takes for one user are one key. An unknown user counts, too.
     let user = PartitionKey::new("user", login.user.trim().to_lowercase());
+    let free_for_address = Extension(ActualCost::new(Costs::new().policy("logins-of-address", 0)));
     // A reservation counts all attempts in progress, so a hundred concurrent logins are not a hundred guesses.
     let attempt = match by_user.reserve(user).await {
         Ok(attempt) => attempt,
-        Err(rejection) => return rejection.into_response(),
+        // Without the extension, the address pays for the rejection.
+        Err(rejection) => return (free_for_address, rejection).into_response(),
     };
     // A service compares with a password hash here.
     if login.password != "sesame" {
@@ -69,7 +71,7 @@ async fn login(State(by_user): State<Limiter>, Form(login): Form<Login>) -> Resp
     // A successful login gets a refund: for the user, and for the address. Every other login keeps its charge, for example an
     // interrupted one.
     attempt.settle(0);
-    (Extension(ActualCost::new(0)), format!("Hello, {}!\n", login.user)).into_response()
+    (free_for_address, format!("Hello, {}!\n", login.user)).into_response()
 }
 
 #[tokio::main]

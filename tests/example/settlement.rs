@@ -63,8 +63,8 @@ async fn login_example_admits_quota_of_wrong_passwords() {
         *count += u32::from(answer.status == 401);
     }
     assert_eq!(of_user, 3, "of 100 wrong passwords of a user, the quota is admitted");
-    // The attempts that the limit by user denies count for the address, too.
-    assert!(of_user + of_address <= 10, "at most the quota of the address: {of_user} and {of_address}");
+    // The attempts that the limit by user denies do not count for the address.
+    assert_eq!(of_user + of_address, 10, "the quota of the address: {of_user} and {of_address}");
     assert_eq!(example.stop("INT").status.code(), Some(0));
 }
 
