@@ -224,9 +224,11 @@ async fn logins_in_progress_of_one_address_are_counted() {
         login(request).await
     }));
     let logins = (0..11).map(|user| slow.clone().oneshot(request(1, user, true)));
-    let responses = futures_util::future::join_all(logins).await;
-    let entered = responses.iter().filter(|response| response.as_ref().unwrap().status() == 200).count();
-    assert_eq!(entered, 10, "of eleven at the same time");
+    let responses = futures_util::future::join_all(logins).await.into_iter().map(Result::unwrap);
+    let (entered, rejected): (Vec<_>, Vec<_>) = responses.partition(|response| response.status() == 200);
+    assert_eq!(entered.len(), 10, "of eleven at the same time");
+    assert_eq!(rejected[0].headers()["retry-after"], "900", "the wait of a failure");
+    assert_eq!(slow.oneshot(request(1, 10, true)).await.unwrap().status(), 200, "a moment later");
 }
 
 /// The calls and the bytes of the text.
