@@ -319,7 +319,8 @@ async fn block_after_denial(
 ) -> Response<Body> {
     let response = next.run(request).await;
     let denial = response.extensions().get::<Rejection>().and_then(Rejection::decision);
-    if denial.is_some_and(|denial| denial.violated().all(|policy| policy.name() != "blocked")) {
+    let violates = |name| denial.is_some_and(|denial| denial.violated().any(|policy| policy.name() == name));
+    if violates("requests") && !violates("blocked") {
         blocks.fetch_add(1, Ordering::Relaxed);
         limiter.block(PartitionKey::new("user", "alice"), Duration::from_secs(2)).await.unwrap();
     }
