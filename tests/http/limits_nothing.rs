@@ -300,6 +300,41 @@ async fn merged_and_nested_routers_limit_requests_without_route() {
     assert_eq!(get_six(nested(limited()), "/api").await, routes);
 }
 
+/// `nest` removes the prefix from the path that a layer inside reads, and not from the matched path.
+#[tokio::test]
+async fn only_matched_path_inside_nest_has_prefix() {
+    let charged = async |is_inside: bool, table: &str, path: &'static str| {
+        let table =
+            PolicyTable::new(Tier::Unlimited).lists_exceptions().with(table, policy("exports", 100, MINUTE));
+        let limits = builder()
+            .policies(table.choose_by(|head| head.extension::<MatchedPath>().map(MatchedPath::as_str)))
+            .cost(RouteCosts::new().route(path, 3).unwrap())
+            .exempt(move |head| head.uri.path() == path.replace("export", "health"))
+            .key(peer_ip())
+            .build()
+            .unwrap();
+        let routes = Router::new().route("/export", get(async || "")).route("/health", get(async || ""));
+        let app = match is_inside {
+            true => Router::new().nest("/api", routes.layer(limits)),
+            false => Router::new().nest("/api", routes).layer(limits),
+        };
+        let mut fields = Vec::new();
+        for path in ["/api/export", "/api/health"] {
+            let response = app.clone().oneshot(request(CLIENT, Request::get(path))).await.unwrap();
+            let field = response.headers().get("ratelimit").map(|field| field.to_str().unwrap().to_owned());
+            fields.push(field.unwrap_or_default());
+        }
+        fields
+    };
+    let both = [r#""five";r=2;t=60, "exports";r=97;t=60"#, ""];
+    assert_eq!(charged(true, "/api/export", "/export").await, both);
+    assert_eq!(charged(false, "/api/export", "/api/export").await, both);
+    // The mistakes: a table without the prefix inside, and costs and exemptions without it outside.
+    assert_eq!(charged(true, "/export", "/export").await, [r#""five";r=2;t=60"#, ""]);
+    let nothing = [r#""five";r=4;t=60, "exports";r=99;t=60"#, r#""five";r=3;t=60"#];
+    assert_eq!(charged(false, "/api/export", "/export").await, nothing);
+}
+
 #[tokio::test]
 async fn exempt_missing_key_alone_limits_nothing() {
     let mistake = || builder().key(api_key()).missing_key(MissingKey::Exempt);
