@@ -7,7 +7,8 @@ use crate::{
 
 /// The amount that a request has used, which the handler leaves in the extensions of its response. [`actual_cost`] reads it.
 ///
-/// In axum, a handler returns `(Extension(ActualCost::new(317)), body)`.
+/// In axum, a handler returns `(Extension(ActualCost::new(317)), body)`. Every layer that settles by
+/// [`actual_cost`] reads it: with [nested layers](crate::guide::settling#nested-layers), name the policies by [`Costs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActualCost(Costs);
 

@@ -382,6 +382,25 @@ async fn nested_layers_settle_their_own_charges() {
 }
 
 #[tokio::test]
+async fn actual_cost_settles_every_layer_unless_it_names_policies() {
+    let refunds = async |used: ActualCost| {
+        let backends = [FakeBackend::admitting(), FakeBackend::admitting()];
+        let handler = move || future::ready((Extension(used.clone()), ""));
+        let layer = |name: &str, backend: &FakeBackend| {
+            let builder = RateLimitLayer::builder(backend.clone()).policy(policy(name, 9, MINUTE));
+            builder.key(api_key()).cost(5).settle_by(actual_cost).build().unwrap()
+        };
+        let [inner, outer] = &backends;
+        let app =
+            Router::new().route("/", get(handler)).layer(layer("inner", inner)).layer(layer("outer", outer));
+        assert_eq!(Site::serve(app).await.get("/", &[ALICE]).await.status, 200);
+        backends.map(|backend| refunded(&backend))
+    };
+    assert_eq!(refunds(ActualCost::new(0)).await, [[5], [5]]);
+    assert_eq!(refunds(ActualCost::new(Costs::new().policy("inner", 0))).await, [vec![5], vec![]]);
+}
+
+#[tokio::test]
 async fn settlement_replaces_charges_of_named_policies() {
     let refunds = async |used: Costs| {
         let backend = FakeBackend::admitting();
