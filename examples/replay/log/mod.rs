@@ -44,7 +44,7 @@ pub(crate) fn read(line: &str, plan: &Plan, request: &mut Request<()>) -> Result
     for field in &plan.key {
         match entry.field(field)? {
             Some(value) => {
-                let part = PartitionKey::new(field, value.as_bytes());
+                let part = part(field, &value);
                 key = Some(key.map_or(part.clone(), |key| key.and(&part)));
             }
             None => has_key = false,
@@ -62,6 +62,14 @@ pub(crate) fn read(line: &str, plan: &Plan, request: &mut Request<()>) -> Result
             Uri::try_from(path).map_err(|error| format!("path {:?}: {error}", shortened(path)))?;
     }
     Ok(Logged { at_micros, key: key.filter(|_| has_key) })
+}
+
+/// Returns a part of the key. An address counts as that of a peer in a service, such as IPv6 by its /64 network.
+fn part(field: &str, value: &str) -> PartitionKey {
+    let Ok(address) = value.parse() else { return PartitionKey::new(field, value) };
+    let peer = PartitionKey::peer_ip(address);
+    let group: Vec<u8> = peer.parts().flat_map(|(_, value)| value).copied().collect();
+    PartitionKey::new(field, group)
 }
 
 impl Entry<'_> {

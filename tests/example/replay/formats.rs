@@ -24,7 +24,7 @@ fn read(line: &str, key: &str) -> (String, String) {
 fn combined_log_has_every_field() {
     let line = r#"::1 id ann [01/Jan/2026:00:30:00 +0530] "GET /a?b=c HTTP/1.1" 404 - "http://x/\"y\"" "A \x41\\ é" more"#;
     for (field, value) in [
-        ("address", "::1"),
+        ("address", "::"),
         ("identity", "id"),
         ("user", "ann"),
         ("method", "GET"),
@@ -59,6 +59,31 @@ fn json_line_has_nested_fields_and_times() {
             assert_eq!(files, (expected.to_owned(), value.to_owned()), "{line}");
         }
     }
+}
+
+/// As `peer_ip` does in a service.
+#[test]
+fn address_in_key_is_grouped_as_in_service() {
+    for (given, counted) in [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:0:7:1:2:3:4", "2001:db8:0:7::"),
+        ("2001:DB8:0:7::9", "2001:db8:0:7::"),
+        ("fe80::7", "fe80::7"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("[2001:db8::1]:443", "[2001:db8::1]:443"),
+    ] {
+        let common = format!(r#"{given} - - [01/Jan/2026:00:00:00 +0000] "GET / HTTP/1.1" 200 5"#);
+        assert_eq!(read(&common, "address").1, counted);
+        let json = format!(r#"{{"time": 1767225600, "request": {{"remote_ip": "{given}"}}}}"#);
+        assert_eq!(read(&json, "request.remote_ip").1, counted);
+    }
+    let line = |host| format!("{{\"time\": 1767225600, \"address\": \"2001:db8::{host:x}\"}}\n");
+    let log: String = (1..=300).map(line).collect();
+    let summary = Files::new(&plan("address"), log).summary(&[]);
+    assert!(
+        summary.starts_with("300 requests by 1 key of address") && summary.contains(" 299 "),
+        "{summary}"
+    );
 }
 
 #[test]
