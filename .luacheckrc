@@ -24,7 +24,7 @@ else
   end
   -- The variables that the files of a function share.
   for _, name in ipairs {
-    'i', 'admitted', 'full', 'purpose', 'others', 'used', 'rest', 'dropped_blocks', 'next_added', 'tree', 'newest', 'total',
+    'i', 'purpose', 'used', 'rest', 'dropped_blocks', 'next_added', 'tree', 'newest', 'total',
     'front_byte', 'count', 'verdict', 'retry_after', 'next_freed_by', 'record_at', 'is_joined', 'status', 'refund_log',
     'refund_calendar', 'refund_tokens', 'refund_period', 'refund_from', 'TYPE_NUMBER', 'REFUND_FUNCTION', 'REFUND_WINDOWS',
   } do

@@ -6,17 +6,17 @@
 -- Units: instants and waits in microseconds, usage in quota units.
 
 -- Decides the pair, as types.lua describes. `parameter` is the boundary between two periods, and `window` has their lengths.
-return function(i, admitted, full, PAIR, TYPE, CONTEXT)
-  local key, purpose, after = keys[i], args[2], window % PERIOD_UNIT
-  local begin = parameter * MINUTE
-  local ends_at = begin + after * MINUTE
-  if now < begin then
-    ends_at = begin
-    begin = begin - (window - after) / PERIOD_UNIT * MINUTE
-  end
-  -- No pair is charged, because none finds room.
-  if now < begin or now >= ends_at then return true, pack(CLOCK_FORMAT, now), '' end
-
+local key, purpose, after = keys[i], args[2], window % PERIOD_UNIT
+local begin = parameter * MINUTE
+local ends_at = begin + after * MINUTE
+if now < begin then
+  ends_at = begin
+  begin = begin - (window - after) / PERIOD_UNIT * MINUTE
+end
+-- No pair is charged, because none finds room.
+if now < begin or now >= ends_at then
+  admitted, full, statuses = true, pack(CLOCK_FORMAT, now), ''
+else
   -- For this policy, usage counts until `ends_at`. For another one, it may count until `kept_until`.
   local at, used, kept_until, verdict, has_time_to_live, generation = now, 0, ends_at, ADMIT, false, nil
   local value = call('GET', key)
@@ -71,5 +71,5 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local remaining, reset_after, next_after = quota - used, 0, ends_at - now
   if remaining < 0 then remaining = 0 end
   if used > 0 then reset_after = next_after end
-  return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
+  statuses = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. statuses
 end

@@ -10,5 +10,5 @@ return function(i, admitted, full, CONTEXT)
   local parameter = typed_parameter % TYPE_UNIT
   local pair_type = (typed_parameter - parameter) / TYPE_UNIT
   local decide_pair = function_of_type(pair_type)
-  return decide_pair(i, admitted, full, PAIR, TYPE, CONTEXT)
+  return decide_pair(i, admitted, full, '', PAIR, TYPE, CONTEXT)
 end

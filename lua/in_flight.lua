@@ -5,13 +5,14 @@
 -- Units: instants in microseconds, units in quota units.
 
 -- Decides the pair, as types.lua describes. `window` is the hold time.
-return function(i, admitted, full, PAIR, TYPE, CONTEXT)
-  local purpose, receipt, verdict, acquisition, number, id, place, _ = args[2], '', ADMIT, ''
-  if HAS_RECEIPTS then receipt = NO_CHARGE end
+local purpose, receipt, verdict, acquisition, number, id, place, _ = args[2], '', ADMIT, ''
+if HAS_RECEIPTS then receipt = NO_CHARGE end
+if parameter >= ACQUISITION and i == #keys then
+  -- Its pair is a shadow pair, and decided later.
+  statuses = NO_STATUS .. receipt
+else
   if parameter >= ACQUISITION then
-    -- The pair after it is decided at once, unless it is a shadow pair.
     acquisition = NO_STATUS .. receipt
-    if i == #keys then return admitted, full, acquisition end
     number, id, place, i = quota, window, parameter, i + 1
     quota, cost, window = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 1))
   else
@@ -67,5 +68,5 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   end
   local remaining = quota - held
   if remaining < 0 then remaining = 0 end
-  return admitted, full, acquisition .. pack(STATUS_FORMAT, now, verdict, remaining, 0, 0, 0) .. receipt .. others
+  statuses = acquisition .. pack(STATUS_FORMAT, now, verdict, remaining, 0, 0, 0) .. receipt .. statuses
 end

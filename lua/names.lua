@@ -9,6 +9,9 @@
 CONTEXT = function_of_type, call, parse, pack, sub, keys, args, now, extra_ttl
 -- What the search needs to read a log.
 READER = call, parse, pack, sub
+-- The outcome of a pair and those after it: whether all pairs admit, the reply if nothing can be charged, or false, and the
+-- statuses.
+OUTCOME = admitted, full, statuses
 -- The type of the pair before, and its function. A pair of the same type needs no new function.
 TYPE = pair_type, decide_pair
 -- One pair of a check, as ARGV has it.
