@@ -374,7 +374,8 @@ impl Decision {
     }
 
     /// Returns the units that an admitted check holds under policies [in flight](crate::Policy::in_flight), until the last clone of this
-    /// decision and of the hold is dropped. `None` if there are none.
+    /// decision and of the hold is dropped. `None` if there are none. A handler takes the [`Hold`] itself: that of an outer layer is not in
+    /// the decision of an inner one.
     #[inline]
     pub fn hold(&self) -> Option<&Hold> {
         self.any_parts()?.hold.as_ref()

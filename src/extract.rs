@@ -1,4 +1,4 @@
-//! Axum extractors: the decision and the reservation.
+//! Axum extractors: the decision, the hold and the reservation.
 
 use std::convert::Infallible;
 
@@ -11,6 +11,7 @@ use http::{Extensions, StatusCode, header, request::Parts};
 use crate::{
     backend::Reason,
     decision::Decision,
+    hold::Hold,
     observe::{self, Throttle},
     outage::{LocalDecision, Unchecked},
     settle::Reservation,
@@ -89,6 +90,17 @@ impl<S: Sync> FromRequestParts<S> for Decision {
 
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Sync> OptionalFromRequestParts<S> for Decision {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}
+
+/// `None` if the request holds no units in flight. There is no extractor without `Option`: a request that is admitted in an outage may hold
+/// none.
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Sync> OptionalFromRequestParts<S> for Hold {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {

@@ -5,11 +5,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use http::Extensions;
+
 /// The units that a request holds under policies [in flight](crate::Policy::in_flight). Dropping the last clone releases them.
 ///
 /// A [`Decision`](crate::Decision) contains it, so the units are held until the last clone of the decision or of its hold is dropped. A
-/// layer keeps it until the body of the response has ended or was dropped. A handler whose work outlives its response, such as that
-/// of a WebSocket, takes a clone along: see [the guide](crate::guide::in_flight).
+/// layer keeps it until the body of the response has ended or was dropped, and inserts it into the extensions of the request. There, nested
+/// layers have one hold of all their units. A handler whose work outlives its response, such as that of a WebSocket, takes it along: see
+/// [the guide](crate::guide::in_flight). In axum, `Option<Hold>` is an extractor. It is `None` if the request holds no units.
 ///
 /// ```
 /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, hold::Hold};
@@ -66,10 +69,6 @@ impl Hold {
 
     /// Creates the hold of units that a closure owns, whose owner wakes the requests that wait for them. The closure returns whether the
     /// store may not have held them all the time.
-    #[cfg_attr(
-        not(feature = "redis"),
-        expect(dead_code, reason = "only Redis releases units in the background")
-    )]
     pub(crate) fn from_units(was_interrupted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(OwnedUnits(was_interrupted)))
     }
@@ -78,6 +77,18 @@ impl Hold {
     pub(crate) fn wake_on_release<W: FnOnce() + Send + Sync + 'static>(&self, wake: impl FnOnce() -> W) {
         if let Some(place) = self.0.after_release() {
             place.get_or_init(|| Box::new(wake()));
+        }
+    }
+
+    /// Creates one hold of several.
+    pub(crate) fn of_all(holds: impl AsRef<[Self]> + Send + Sync + 'static) -> Self {
+        Self::from_units(move || holds.as_ref().iter().any(Self::was_interrupted))
+    }
+
+    /// Inserts it into the extensions of a request. If an outer layer holds units of this request, the inserted one is of both.
+    pub(crate) fn insert_into(&self, extensions: &mut Extensions) {
+        if let Some(outer) = extensions.insert(self.clone()) {
+            extensions.insert(Self::of_all([outer, self.clone()]));
         }
     }
 
@@ -125,5 +136,21 @@ impl<F: Fn() -> bool + Send + Sync> UnitsOwner for OwnedUnits<F> {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold").field("was_interrupted", &self.was_interrupted()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hold_of_nested_layers_is_interrupted_if_one_is() {
+        for [outer, inner] in [[false, false], [true, false], [false, true]] {
+            let mut extensions = Extensions::new();
+            for is_interrupted in [outer, inner] {
+                Hold::from_units(move || is_interrupted).insert_into(&mut extensions);
+            }
+            assert_eq!(extensions.get::<Hold>().unwrap().was_interrupted(), outer || inner);
+        }
     }
 }

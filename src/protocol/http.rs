@@ -33,6 +33,7 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 /// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
 /// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
 /// | rejected | | [`Rejection`], which contains the [`Decision`](crate::Decision) of a denial |
+/// | holds units [in flight](crate::Policy::in_flight) | [`Hold`](crate::hold::Hold), in nested layers of the units of all layers so far | |
 /// | a reservation: the layer [settles](crate::RateLimitLayerBuilder::settle_by), or the [draft reserves](super::Draft::reserve) | [`Reservation`](crate::Reservation) | |
 ///
 /// The header fields of an admitted response state its decision. If an outer layer needs the [`Decision`](crate::Decision) itself, an inner one can
@@ -191,6 +192,9 @@ impl Http {
             Basis::Local(local) => drop(extensions.insert(local.clone())),
             Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
             Basis::Exempt => {}
+        }
+        if let Some(hold) = admission.hold() {
+            hold.insert_into(extensions);
         }
         if let Some(reservation) = admission.reservation() {
             extensions.insert(reservation.clone());

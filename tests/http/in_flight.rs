@@ -64,6 +64,17 @@ async fn remaining(limits: &RateLimitLayer) -> u32 {
     decision.statuses()[0].remaining()
 }
 
+/// Returns a handler that moves the hold of its request out, as a WebSocket does.
+fn moving_hold() -> (Router, mpsc::UnboundedReceiver<Hold>) {
+    let (holds, moved) = mpsc::unbounded_channel();
+    let handler = async move |hold: Option<Hold>| {
+        if let Some(hold) = hold {
+            holds.send(hold).unwrap();
+        }
+    };
+    (Router::new().route("/", get(handler)), moved)
+}
+
 /// A handler for each way in which a request ends.
 fn router() -> Router {
     let endless = || async { Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()) };
@@ -202,16 +213,45 @@ async fn dropped_requests_release_in_redis() {
 #[tokio::test]
 async fn hold_that_handler_moves_outlives_response() {
     let limits = layer(MemoryBackend::new(), 1);
-    let (holds, mut moved) = mpsc::unbounded_channel::<Hold>();
-    let handler = move |Extension(decision): Extension<Decision>| {
-        holds.send(decision.hold().unwrap().clone()).unwrap();
-        ready("switched")
-    };
-    let app = Router::new().route("/", get(handler)).layer(limits.clone());
-    drop(app.oneshot(request("/")).await.unwrap());
+    let (app, mut moved) = moving_hold();
+    drop(app.layer(limits.clone()).oneshot(request("/")).await.unwrap());
     assert_eq!(remaining(&limits).await, 0);
     drop(moved.recv().await);
     assert_eq!(remaining(&limits).await, 1);
+}
+
+/// The decision of the inner layer replaces that of the outer one.
+#[tokio::test]
+async fn moved_hold_has_units_of_all_nested_layers() {
+    let [first, middle, last] = [3, 2, 1].map(|quota| layer(MemoryBackend::new(), quota));
+    let requests = Policy::new("requests", 9, SECOND).unwrap();
+    let rate = RateLimitLayer::builder(MemoryBackend::new()).policy(requests).key(api_key()).build().unwrap();
+    let (app, mut moved) = moving_hold();
+    let app =
+        app.layer(rate.clone()).layer(last.clone()).layer(rate).layer(middle.clone()).layer(first.clone());
+    drop(app.oneshot(request("/")).await.unwrap());
+    let remaining = async || [remaining(&first).await, remaining(&middle).await, remaining(&last).await];
+    assert_eq!(remaining().await, [2, 1, 0]);
+    drop(moved.recv().await.unwrap());
+    assert_eq!(remaining().await, [3, 2, 1]);
+}
+
+#[tokio::test]
+async fn handler_moves_hold_in_outage() {
+    for (rule, is_held) in [(OutageRule::LocalFallback(Share::whole()), true), (OutageRule::FailOpen, false)]
+    {
+        let limits = RateLimitLayer::builder(FakeBackend::unavailable(Reason::Connection));
+        let limits = limits.policy(exports(1)).key(api_key()).outage(rule).build().unwrap();
+        let (app, mut moved) = moving_hold();
+        let app = app.layer(limits);
+        let send = async || app.clone().oneshot(request("/")).await.unwrap().status();
+        assert_eq!(send().await, StatusCode::OK);
+        let hold = moved.try_recv().ok();
+        assert_eq!(hold.is_some(), is_held);
+        assert_eq!(send().await == StatusCode::OK, !is_held);
+        drop(hold);
+        assert_eq!(send().await, StatusCode::OK);
+    }
 }
 
 #[tokio::test]

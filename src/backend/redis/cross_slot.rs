@@ -455,7 +455,7 @@ fn decision<'a, P: AsRef<[usize]>>(
     if holds.is_empty() {
         return decision;
     }
-    decision.with_hold(Hold::from_units(move || holds.iter().any(Hold::was_interrupted)))
+    decision.with_hold(Hold::of_all(holds))
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.
