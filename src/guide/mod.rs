@@ -57,7 +57,8 @@
 //! # }
 //! ```
 //!
-//! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`.
+//! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`. The other
+//! commands of this guide, such as `cargo bench`, run in a clone as well.
 
 // Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them. `cargo run --example playground -- charts
 // src/guide/pictures` makes only the charts, and `cargo run --example day -- chart src/guide/pictures` that of a day.

@@ -65,7 +65,7 @@ type ReadFn<Res, T> = dyn Fn(&Res) -> Option<T> + Send + Sync;
 /// ```
 /// use std::time::Duration;
 /// use tower_sliding_window::{
-///     Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, by, protocol::Draft,
+///     Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, by, protocol::Draft,
 /// };
 ///
 /// struct Job { tenant: String, database: String, rows: u32, decision: Option<Decision> }
@@ -90,7 +90,6 @@ type ReadFn<Res, T> = dyn Fn(&Res) -> Option<T> + Send + Sync;
 ///
 /// let limiter = Limiter::builder(MemoryBackend::new()).policy(Policy::new("rows", 1_000, second)?).build()?;
 /// let limits = RateLimitLayer::new(limiter, protocol);
-/// # use tower_sliding_window::Costs;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 pub fn by<Req, T: IntoDraft>(plan: impl Fn(&Req) -> T + Send + Sync + 'static) -> By<Req> {
