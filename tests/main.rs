@@ -17,5 +17,6 @@ mod licences;
 mod limiter;
 mod outage;
 mod public_interface;
+mod results;
 mod simulation;
 mod tidy;
