@@ -105,6 +105,8 @@ FULL = 'full'
 -- ARGV of a merged call: the number of pairs and of checks at the begin of a run.
 RUN_FORMAT = '<BB'
 RUN_SIZE = 2
+-- The same with the fields of a check, as FIRST_PAIR_FORMAT has them.
+RUN_AND_CHECK_FORMAT = '<BBI8I4I4I6I6'
 -- The reply to a merged call: the offset and the format of `remaining` in a status, the length of an error text, and the
 -- numbers that stand for a full log and for an error in place of the number of admitted checks.
 REMAINING_FORMAT = '<I4'
