@@ -21,7 +21,7 @@ local parameter, shadow_pairs = typed_parameter % TYPE_UNIT, args[3]
 local pair_type = (typed_parameter - parameter) / TYPE_UNIT
 local is_plain = not shadow_pairs or shadow_pairs == ''
 if is_plain and #keys == 1 then
-  -- Most checks have one pair. The lines of its type are here as well, because a function costs four percent of a check.
+  -- Most checks have one pair. The lines of its type are here as well: a function and its call cost up to five percent.
   local i, admitted, full, statuses, decide_pair, function_of_type = 1, true, false, '', nil, nil
   if pair_type == TYPE_NUMBER then INCLUDE 'TYPE_FILE' if admitted and full then return full end return statuses end
 end
