@@ -537,10 +537,10 @@ impl RateLimitLayerBuilder {
 
     /// Leaves the [`Decision`](crate::Decision) of an admitted request out of its extensions, for services in which no handler reads it.
     ///
-    /// This saves up to three allocations of each request. The header fields do not depend on it. Reservations and the values of an outage
-    /// stay in the extensions.
+    /// This saves up to three allocations of each request. The header fields do not depend on it. Reservations, the
+    /// [`Hold`](crate::hold::Hold) of a request in flight and the values of an outage stay in the extensions.
     ///
-    /// A handler cannot take the [hold](crate::Decision::hold) of a request in flight. If an outer layer does not omit decisions, a handler
+    /// If an outer layer does not omit decisions, a handler
     /// reads the decision of that layer. Of nested layers, this one is not compared with the others: no warning says that both charge the
     /// same pair.
     ///

@@ -21,6 +21,7 @@ use tower_sliding_window::{
     Rejection,
     backend::Pair,
     header,
+    hold::Hold,
     outage::{Breaker, LocalDecision, Share, Unchecked},
 };
 
@@ -143,7 +144,7 @@ fn number(query: Option<&str>, name: &str) -> Option<u32> {
 /// Handles an admitted request: reports why it was admitted. The work that the request has begun holds its units in flight.
 async fn answer(request: Request) -> Json<Value> {
     let extensions = request.extensions();
-    if let Some(hold) = extensions.get().and_then(Decision::hold).cloned() {
+    if let Some(hold) = extensions.get::<Hold>().cloned() {
         let work = number(request.uri().query(), "ms").unwrap_or_default().min(LONGEST_WORK);
         tokio::spawn(async move {
             sleep(Duration::from_millis(work.into())).await;

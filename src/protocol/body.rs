@@ -40,8 +40,8 @@ impl<B> LimitedBody<B> {
         Self { kind: Kind::Own { bytes }, hold: None }
     }
 
-    /// Returns the body of the inner service. This releases the units that the request holds: to keep them, take a clone of the
-    /// [`Hold`] from the decision in the extensions of the request.
+    /// Returns the body of the inner service. This releases the units that the request holds: to keep them, take the
+    /// [`Hold`] from the extensions of the request.
     ///
     /// # Errors
     ///

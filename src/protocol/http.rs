@@ -40,7 +40,7 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 /// copy it from the request to the response.
 ///
 /// If layers are nested, the request contains the values of every kind from the innermost layer so far, and the response those
-/// of the outermost layer. A layer replaces a value of the same kind only. List fields are joined, and the larger `Retry-After` is kept.
+/// of the outermost layer. A layer replaces a value of the same kind only, except a `Hold`. List fields are joined, and the larger `Retry-After` is kept.
 #[derive(Clone)]
 pub struct Http {
     /// Its policies are added to those of the limiter.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use axum::{
-    Extension, Router,
+    Router,
     body::{Body, to_bytes},
     routing::get,
 };
