@@ -255,3 +255,37 @@ async fn tree_leaves_with_its_blocks() {
     let tail: Vec<u8> = admin.query(&["LINDEX", &key, "-1"]);
     assert_eq!((tail.len() - 42) % 12, 0, "the tail has no tree");
 }
+
+/// The records in front of the blocks are all that is left: the blocks leave, and so does their place in the layout.
+#[tokio::test]
+async fn refund_of_all_records_behind_front_removes_blocks() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let minute = policy("p", 1_000, Duration::from_secs(60));
+        let mut reference = ReferenceLog::of(&backend, &clock, minute);
+        let start = clock.now_micros();
+        for second in 0..30 {
+            clock.set_micros(start + second * 1_000_000);
+            reference.charge(1).await;
+        }
+        // Four records have left, so four others of their block are the oldest one and those in front.
+        clock.set_micros(start + 63_500_000);
+        reference.charge(1).await;
+        let newest = reference.charges.len() - 1;
+        assert_eq!(newest, 26, "{engine:?}: the charges that count");
+        for index in 2..=newest {
+            reference.refund(index, 1).await;
+        }
+        let key = admin.only_key();
+        assert_eq!(admin.query::<u32>(&["LLEN", &key]), 1, "{engine:?}: only the tail is left");
+        assert_same(&mut reference, &mut admin, 2, "after the refunds").await;
+        for _ in 0..20 {
+            clock.advance(Duration::from_micros(1));
+            reference.charge(1).await;
+        }
+        reference.refund(newest + 4, 1).await;
+        assert_same(&mut reference, &mut admin, 9, "after more charges").await;
+    }
+}
