@@ -7,6 +7,7 @@ use redis::cmd;
 use tower_sliding_window::{
     Limiter, Policy, RedisBackend,
     backend::{Backend, Purpose, Reason, Refund},
+    policy::{Period, Zone},
 };
 
 use super::{
@@ -344,6 +345,33 @@ async fn window_values_of_wrong_length_or_type_are_foreign() {
                 97,
                 "{engine:?}: the restored value has its charge"
             );
+        }
+    }
+}
+
+/// The last charge of a calendar period is in it.
+#[tokio::test]
+async fn period_without_its_last_charge_is_foreign() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let (backend, _clock) = with_manual_clock(&server).await;
+        let yearly = Policy::calendar_period("yearly", 100, Period::Year, Zone::utc()).unwrap();
+        let limiter = limiter(backend, [yearly]);
+        let _ = limiter.check(alice()).await.unwrap();
+        let key = admin.only_key();
+        let value: Vec<u8> = admin.query(&["GET", &key]);
+        let instant = |offset: usize| {
+            let mut bytes = [0; 8];
+            bytes[..7].copy_from_slice(&value[offset..offset + 7]);
+            u64::from_le_bytes(bytes)
+        };
+        let (begin, end) = (instant(14), instant(21));
+        for last in [begin - 5, end] {
+            let mut foreign = value.clone();
+            foreign[7..14].copy_from_slice(&last.to_le_bytes()[..7]);
+            cmd("SET").arg(&key).arg(&foreign).exec(&mut admin.0).unwrap();
+            assert_foreign_and_unchanged(engine, &format!("{last}"), &limiter, &mut admin).await;
         }
     }
 }
