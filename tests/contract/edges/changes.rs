@@ -3,9 +3,12 @@
 use tower_sliding_window::{
     Algorithm, Policy, Wait,
     backend::{Purpose, Refund},
+    policy::{Period, Zone},
 };
 
 use super::{NO_CHARGE, PRECISION, WINDOW, edges, every_policy, policy};
+
+const DAY: u64 = 24 * 3_600_000_000;
 
 /// The units of a token bucket may have returned before they are refunded.
 fn has_window(policy: &&Policy) -> bool {
@@ -266,17 +269,20 @@ edges! {
     }
 
     record_of_another_clock_ignores_refund: |bench| {
-        for ten in &every_policy("ten", 10) {
-            bench.move_clock_to_edge(PRECISION * WINDOW, 4_000);
+        let daily = Policy::calendar_period("daily", 10, Period::Day, Zone::utc()).unwrap();
+        let each = every_policy("ten", 10).map(|ten| (ten, WINDOW as i64));
+        for (ten, window) in each.iter().chain(&[(daily, DAY as i64)]) {
+            // An edge of buckets and of calendar windows, too.
+            bench.move_clock_to_edge(DAY, 4_000);
             let charge = bench.reserve("a", ten, 10);
-            bench.move_clock(-(WINDOW as i64) - 1);
+            bench.move_clock(-window - 1);
             bench.settle(&charge, &[0]);
-            bench.move_clock(WINDOW as i64 + 1);
+            bench.move_clock(window + 1);
             assert_eq!(bench.used("a", ten), 10, "{ten:?}: the refund did not reach the record ahead of the clock");
-            // If the clock is behind by exactly one window, the record accepts the refund.
-            bench.move_clock(-(WINDOW as i64));
+            // If the clock is behind by exactly one window or period, the record accepts the refund.
+            bench.move_clock(-window);
             bench.settle(&charge, &[1]);
-            assert_eq!(bench.used("a", ten), 1, "{ten:?}: the refund reaches a record one window ahead");
+            assert_eq!(bench.used("a", ten), 1, "{ten:?}: the refund reaches a record one window or period ahead");
         }
     }
 
