@@ -187,6 +187,47 @@ fn redis_units_in_flight_have_edges() {
     }
 }
 
+/// A shadow pair in flight counts, denies nothing, and holds what it has charged: alone, and beside an enforcing pair.
+async fn assert_shadow(backend: impl Backend) {
+    let builder = Limiter::builder(backend).without_policies().deadline(SECOND);
+    let limiter = builder.deny_cache(None).build().unwrap();
+    let requests = Pair::new(alice(), Policy::new("requests", 100, SECOND).unwrap(), 1);
+    let exports = Policy::in_flight("exports", 2).unwrap();
+    for others in [vec![], vec![requests]] {
+        let check = async |units| {
+            let shadow = Pair::new(alice(), exports.clone(), units).shadow();
+            let pairs: Vec<Pair> = others.iter().cloned().chain([shadow]).collect();
+            let decision = limiter.check(pairs).await.unwrap();
+            assert!(decision.is_admitted(), "{decision:?}");
+            let remaining = decision.statuses().last().unwrap().remaining();
+            (remaining, decision.shadow_denied().count(), decision)
+        };
+        let (remaining, denied, held) = check(2).await;
+        assert_eq!((remaining, denied, held.hold().is_some()), (0, 0, true), "{others:?}");
+        let (remaining, denied, unheld) = check(1).await;
+        assert_eq!((remaining, denied, unheld.hold().is_some()), (0, 1, false), "{others:?}");
+        drop(held);
+        limiter.drain().await;
+        let (remaining, denied, _) = check(0).await;
+        assert_eq!((remaining, denied), (2, 0), "{others:?}: all units are released");
+    }
+}
+
+#[test]
+fn memory_shadow_pair_in_flight_holds_its_units() {
+    Runtime::new().unwrap().block_on(assert_shadow(MemoryBackend::new()));
+}
+
+#[test]
+fn redis_shadow_pair_in_flight_holds_its_units() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        Runtime::new().unwrap().block_on(async {
+            assert_shadow(RedisBackend::connect(&server.url()).await.unwrap()).await;
+        });
+    }
+}
+
 async fn wait_until_remaining(limiter: &Limiter, units: u32) {
     let end = tokio::time::Instant::now() + 10 * SECOND;
     while remaining(limiter).await != units {
