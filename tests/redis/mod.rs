@@ -36,6 +36,7 @@ mod merging;
 mod merging_retries;
 mod outage_events;
 mod overload;
+mod raw_calls;
 mod readiness;
 mod record_positions;
 mod refund_attack;
