@@ -97,8 +97,8 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// `None` if the request holds no units in flight. There is no extractor without `Option`: a request that is admitted in an outage may hold
-/// none.
+/// Extracts the units in flight that the request holds, or `None` if it holds none. There is no extractor without `Option`: a request that
+/// is admitted in an outage may hold none.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Sync> OptionalFromRequestParts<S> for Hold {
     type Rejection = Infallible;
