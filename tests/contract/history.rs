@@ -313,7 +313,8 @@ fn action(quotas: Vec<u32>, leases_ahead: bool) -> impl Strategy<Value = Action>
     let which = prop_oneof![Just(usize::MAX), Just(0), 0..64_usize];
     let settle = (which, used(), used()).prop_map(|(which, a, b)| Action::Settle { which, used: [a, b] });
     let reset = pairs(quotas).prop_map(|pairs| Action::Reset { pairs });
-    prop_oneof![50 => check, 12 => settle, 1 => reset]
+    // Boxes, because a value tree of all of these is large, and each layer of strategies moves it.
+    prop_oneof![50 => check.boxed(), 12 => settle.boxed(), 1 => reset.boxed()]
 }
 
 fn pairs(quotas: Vec<u32>) -> impl Strategy<Value = Pairs> {

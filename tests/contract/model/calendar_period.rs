@@ -2,8 +2,9 @@
 //! microseconds.
 
 use std::{
+    ops::Range,
     str::FromStr,
-    sync::{Arc, LazyLock, Mutex},
+    sync::{Arc, LazyLock, Mutex, OnceLock},
 };
 
 use chrono::{Duration, LocalResult, NaiveDate, NaiveDateTime, Offset, TimeZone};
@@ -26,16 +27,24 @@ fn length(year: u32, month: u32) -> u32 {
     [31, if is_leap { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month as usize - 1]
 }
 
-#[derive(Clone)]
-pub struct CalendarPeriod {
+/// The begins of all periods of each calendar that a test has used.
+static BEGINS: Mutex<Vec<(Calendar, Arc<[u64]>)>> = Mutex::new(Vec::new());
+
+#[derive(Clone, Copy, PartialEq)]
+struct Calendar {
     period: Period,
     zone: Tz,
     month: u32,
     day: u32,
     hour: u32,
     minute: u32,
-    /// The period that was found last: most instants are in it.
-    last: Arc<Mutex<[u64; 2]>>,
+}
+
+#[derive(Clone)]
+pub struct CalendarPeriod {
+    calendar: Calendar,
+    /// The begins of all periods, as soon as one is needed.
+    begins: OnceLock<Arc<[u64]>>,
 }
 
 impl CalendarPeriod {
@@ -45,15 +54,8 @@ impl CalendarPeriod {
         let (month, day) = date.split_once('-').unwrap_or(("1", date));
         let (hour, minute) = time.split_once(':').unwrap();
         let [month, day, hour, minute] = [month, day, hour, minute].map(|text| text.parse().unwrap());
-        Self {
-            period,
-            zone: Tz::from_str(zone.name()).unwrap(),
-            month,
-            day,
-            hour,
-            minute,
-            last: Arc::default(),
-        }
+        let zone = Tz::from_str(zone.name()).unwrap();
+        Self { calendar: Calendar { period, zone, month, day, hour, minute }, begins: OnceLock::new() }
     }
 
     pub fn of(algorithm: Algorithm) -> Self {
@@ -63,8 +65,22 @@ impl CalendarPeriod {
         Self::new(period, zone, anchor)
     }
 
+    /// Returns all begins of periods on these days.
+    pub fn begins(&self, days: Range<usize>) -> Vec<u64> {
+        self.calendar.begins(days)
+    }
+
+    /// Returns the begin and the end of the period of an instant.
+    pub fn period(&self, at: u64) -> [u64; 2] {
+        let begins = self.begins.get_or_init(|| self.calendar.all_begins());
+        let next = begins.partition_point(|begin| *begin <= at);
+        [next.checked_sub(1).map_or(0, |last| begins[last]), begins[next]]
+    }
+}
+
+impl Calendar {
     /// Returns whether a period begins on the day with this index.
-    fn begins_on(&self, index: usize) -> bool {
+    fn begins_on(self, index: usize) -> bool {
         let [year, month, day] = DAYS[index];
         let is_day = |of_month: u32| day == self.day.min(length(year, of_month));
         match self.period {
@@ -78,7 +94,7 @@ impl CalendarPeriod {
     }
 
     /// Returns the instant at which the time of day of the anchor comes on a day.
-    fn instant(&self, index: usize) -> u64 {
+    fn instant(self, index: usize) -> u64 {
         let [year, month, day] = DAYS[index];
         let local = NaiveDate::from_ymd_opt(year as i32, month, day).unwrap();
         let local = local.and_hms_opt(self.hour, self.minute, 0).unwrap();
@@ -92,7 +108,7 @@ impl CalendarPeriod {
     }
 
     /// Returns the offset of a local time in seconds: the first one, if the time occurs twice.
-    fn offset(&self, local: NaiveDateTime) -> Option<i64> {
+    fn offset(self, local: NaiveDateTime) -> Option<i64> {
         match self.zone.offset_from_local_datetime(&local) {
             LocalResult::Single(offset) | LocalResult::Ambiguous(offset, _) => {
                 Some(offset.fix().local_minus_utc().into())
@@ -101,8 +117,7 @@ impl CalendarPeriod {
         }
     }
 
-    /// Returns all begins of periods on these days.
-    pub fn begins(&self, days: std::ops::Range<usize>) -> Vec<u64> {
+    fn begins(self, days: Range<usize>) -> Vec<u64> {
         let mut begins: Vec<u64> =
             days.filter(|index| self.begins_on(*index)).map(|index| self.instant(index)).collect();
         // A day that a zone has left out has no period.
@@ -110,18 +125,15 @@ impl CalendarPeriod {
         begins
     }
 
-    /// Returns the begin and the end of the period of an instant.
-    pub fn period(&self, at: u64) -> [u64; 2] {
-        let mut last = self.last.lock().unwrap();
-        if !(last[0]..last[1]).contains(&at) {
-            // The local date may be another one.
-            let today = (at / 86_400_000_000) as usize + 2;
-            let first = (0..=today).rev().filter(|index| self.begins_on(*index));
-            let begin = first.map(|index| self.instant(index)).find(|begin| *begin <= at).unwrap_or(0);
-            let next = (today.saturating_sub(4)..).filter(|index| self.begins_on(*index));
-            *last = [begin, next.map(|index| self.instant(index)).find(|end| *end > at).unwrap()];
+    /// Returns the begins of the periods of all days. They are enumerated once in a process.
+    fn all_begins(self) -> Arc<[u64]> {
+        let known = BEGINS.lock().unwrap().iter().find(|(calendar, _)| *calendar == self).cloned();
+        if let Some((_, begins)) = known {
+            return begins;
         }
-        *last
+        let begins: Arc<[u64]> = self.begins(0..DAYS.len()).into();
+        BEGINS.lock().unwrap().push((self, begins.clone()));
+        begins
     }
 }
 
