@@ -50,6 +50,9 @@ use tower_sliding_window::{Decision, Limiter, LimiterBuilder, MemoryBackend, Par
 
 const HOLD_TIME: Duration = Duration::from_secs(2);
 
+/// The argument that starts the process that is killed. The tenant follows it.
+const OTHER: &str = "other";
+
 async fn limiter() -> Result<Limiter, Box<dyn Error>> {
     let builder: LimiterBuilder = match redis().await? {
         Some(backend) => Limiter::builder(backend),
@@ -91,8 +94,9 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let limiter = limiter().await?;
-    if let Some(tenant) = env::args().nth(1) {
-        // The other process: it runs three exports until it is killed.
+    let mut arguments = env::args().skip(1);
+    if let (Some(OTHER), Some(tenant)) = (arguments.next().as_deref(), arguments.next()) {
+        // The other process runs three exports until it is killed.
         let running = start(&limiter, &PartitionKey::new("tenant", tenant), 3).await?;
         println!("{} exports run", running.len());
         return pending().await;
@@ -114,7 +118,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     println!("all of them end: {} units are free", free(&limiter, &tenant).await?);
 
     if env::var("REDIS_URL").is_ok() {
-        let mut other = Command::new(env::current_exe()?).arg(name).stdout(Stdio::piped()).spawn()?;
+        let mut other =
+            Command::new(env::current_exe()?).args([OTHER, &name]).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
         if let Some(output) = other.stdout.take() {
             BufReader::new(output).read_line(&mut line)?;
