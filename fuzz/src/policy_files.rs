@@ -25,6 +25,20 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"sliding-counter",
     b"fixed-window",
     b"token-bucket",
+    b"gate",
+    b"in-flight",
+    b"hold-time",
+    b"retry-after",
+    b"calendar-period",
+    b"period",
+    b"day",
+    b"week",
+    b"month",
+    b"year",
+    b"zone",
+    b"anchor",
+    b"Europe/Berlin",
+    b"17 08:00",
     b"rate",
     b"7/s",
     b"4294967295/1us",
@@ -74,6 +88,8 @@ fn check(table: &PolicyTable) {
 
 /// The longest window, and the longest time in which a full capacity returns.
 const YEAR: Duration = Duration::from_secs(366 * 86_400);
+/// The longest hold time, and the longest wait that a policy in flight states.
+const HOUR: Duration = Duration::from_secs(3_600);
 
 fn check_ranges(tier: &Tier) {
     let Some(policies) = tier.policies() else { return };
@@ -82,9 +98,10 @@ fn check_ranges(tier: &Tier) {
     let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
     assert_eq!(names.len(), policies.len(), "names differ");
     for policy in policies {
-        let (name, quota) = (policy.name(), policy.quota().unwrap());
+        let (name, quota) = (policy.name(), policy.quota());
         assert!((1..=64).contains(&name.len()) && name.bytes().all(|byte| (32..127).contains(&byte)));
-        assert!(quota >= 1);
+        assert!(quota.is_none_or(|quota| quota >= 1));
+        assert_eq!(quota.is_none(), policy.algorithm() == Algorithm::Gate);
         let window = policy.window();
         assert!(window.is_none_or(|window| window >= Duration::from_millis(1) && window <= YEAR));
         assert!(window.is_none_or(|window| window.as_nanos() % 1_000 == 0));
@@ -97,11 +114,22 @@ fn check_ranges(tier: &Tier) {
             (Algorithm::TokenBucket { rate }, None) => {
                 assert_eq!(policy.lease(), None);
                 assert!(rate.units() >= 1 && rate.period() > Duration::ZERO && rate.period() <= YEAR);
-                let full = rate.period().as_nanos() * u128::from(quota) / u128::from(rate.units());
+                let capacity = u128::from(quota.expect("a capacity"));
+                let full = rate.period().as_nanos() * capacity / u128::from(rate.units());
                 assert!(full <= YEAR.as_nanos(), "a full capacity returns within {full} ns");
             }
+            (Algorithm::InFlight { hold_time, retry_after, .. }, None) => {
+                assert_eq!(policy.lease(), None);
+                assert!(quota.is_some_and(|quota| quota <= 65_536));
+                assert!((Duration::from_secs(1)..=HOUR).contains(&hold_time));
+                assert!((Duration::from_millis(1)..=HOUR).contains(&retry_after));
+            }
             (Algorithm::CalendarPeriod { .. }, None) => assert_eq!(policy.lease(), None),
-            (_, window) => assert!(policy.lease().is_none() && window.is_some(), "{policy:?}"),
+            (Algorithm::Gate, None) => assert_eq!(policy.lease(), None),
+            (Algorithm::SlidingLog | Algorithm::SlidingCounter | Algorithm::FixedWindow, Some(_)) => {
+                assert_eq!(policy.lease(), None);
+            }
+            (algorithm, window) => panic!("{algorithm:?} with the window {window:?}"),
         }
         assert!(policy.lease().is_none_or(|lease| lease != Lease::up_to(0)));
     }
