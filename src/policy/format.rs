@@ -183,7 +183,8 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
                 Algorithm::InFlight { .. } => "a policy in flight has none",
                 #[cfg(feature = "calendar")]
                 Algorithm::CalendarPeriod { .. } => "a calendar period has none",
-                _ => "a gate has none",
+                Algorithm::Gate => "a gate has none",
+                _ => "its algorithm has none",
             };
             return Err(self.error(format_args!("field `window`: {why}")));
         }

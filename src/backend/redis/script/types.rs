@@ -5,6 +5,10 @@ use crate::policy::{Policy, Properties, REDIS_TYPES, RedisProperties};
 /// The factor of the number of a type. A parameter is below it: at most a window.
 pub(super) const TYPE_UNIT: u64 = 1 << 45;
 
+/// How many types the field has numbers for. `CONTRIBUTING.md` states how to get more.
+const MAX_TYPES: u64 = (1 << 48) / TYPE_UNIT;
+const _: () = assert!(REDIS_TYPES.len() as u64 <= MAX_TYPES, "the field has no number for another type");
+
 /// Returns the field of a policy.
 pub(super) fn typed_parameter(policy: &Policy) -> [u8; 6] {
     let Properties { arguments: [_, parameter], .. } = policy.properties();
@@ -46,16 +50,27 @@ mod tests {
             );
             assert_eq!(of_policy, policy.properties().arguments[1], "{algorithm:?}: its parameter");
         }
-        assert!(parse(8 * TYPE_UNIT).is_none(), "no type has this number");
+        assert!(parse(MAX_TYPES * TYPE_UNIT).is_none(), "no type has this number");
     }
 
     #[test]
     fn types_have_different_numbers_and_letters() {
         let numbers: HashSet<u8> = REDIS_TYPES.iter().map(|redis_type| redis_type.number).collect();
         assert_eq!(numbers.len(), REDIS_TYPES.len(), "each type has a number of its own");
+        let largest = numbers.iter().max().copied().map_or(0, u64::from);
+        assert!(
+            largest < MAX_TYPES,
+            "number {largest} does not fit into the field: it must be 0 to {}",
+            MAX_TYPES - 1
+        );
         let letters: HashSet<u8> =
             REDIS_TYPES.iter().flat_map(|redis_type| redis_type.key_letters).copied().collect();
         let all: usize = REDIS_TYPES.iter().map(|redis_type| redis_type.key_letters.len()).sum();
         assert_eq!(letters.len(), all, "each type has letters of its own");
+        // Digits and capitals are those of a length in base 36. A mark is that of another kind of key.
+        let is_taken = |letter: &&u8| {
+            letter.is_ascii_digit() || letter.is_ascii_uppercase() || b"{}~=!".contains(letter)
+        };
+        assert_eq!(letters.iter().find(is_taken), None, "no type has this byte in a key");
     }
 }
