@@ -177,6 +177,19 @@ fn architecture_names_every_file() {
 }
 
 #[test]
+fn table_of_scripts_names_every_file() {
+    let text = read("lua/README.md");
+    let table: String = text.lines().filter(|line| line.starts_with("| `")).collect();
+    for file in fs::read_dir(Path::new(ROOT).join("lua")).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        assert!(
+            !name.ends_with(".lua") || table.contains(&format!("`{name}`")),
+            "lua/README.md: no table names {name}"
+        );
+    }
+}
+
+#[test]
 fn commands_name_existing_targets() {
     let folders = [
         "benches/request",

@@ -20,3 +20,4 @@ mod public_interface;
 mod results;
 mod simulation;
 mod tidy;
+mod types;
