@@ -211,10 +211,7 @@ impl<B: Backend> Run<'_, B> {
         if same_decision(&decision, &expected) {
             Ok((decision, handles))
         } else {
-            let text = format!(
-                "{check:#?}\nthe decision is {decision:#?}\nthe reference model expects {expected:#?}"
-            );
-            Err(TestCaseError::fail(format!("at {}: {text}", self.now)))
+            Err(TestCaseError::fail(difference(self.now, check, &decision, &expected)))
         }
     }
 
@@ -303,6 +300,27 @@ pub async fn refund_unused<B: Backend>(
 /// Returns whether two decisions are the same, except for their receipts, which depend on the backend.
 pub fn same_decision(one: &Decision, other: &Decision) -> bool {
     one.at_micros() == other.at_micros() && one.statuses() == other.statuses()
+}
+
+/// Returns a text about the pairs of which a decision and the reference model state something else.
+fn difference(now: u64, check: &Check, decision: &Decision, expected: &Decision) -> String {
+    let mut text = format!("{:?} of {} pairs at {now}", check.purpose(), check.pairs().len());
+    if decision.at_micros() != expected.at_micros() {
+        text += &format!(
+            "\nthe instant is {}, and the model expects {}",
+            decision.at_micros(),
+            expected.at_micros()
+        );
+    }
+    let statuses = decision.statuses().iter().zip(expected.statuses());
+    for (i, (pair, (status, expected))) in check.pairs().iter().zip(statuses).enumerate() {
+        if status != expected {
+            let (key, policy, cost, shadow) = (&pair.key, &pair.policy, pair.cost, pair.is_shadow);
+            text += &format!("\npair {i}: {key:?}, {policy:?}, cost {cost}, shadow: {shadow}");
+            text += &format!("\n  the status is        {status:?}\n  the model expects    {expected:?}");
+        }
+    }
+    text
 }
 
 pub fn failed(error: BackendError) -> TestCaseError {

@@ -57,23 +57,28 @@ impl<B: Backend> Bench<B> {
         Check::new(pairs.iter().map(pair).collect::<Vec<_>>()).unwrap()
     }
 
+    #[track_caller]
     fn run_check(&self, check: &Check) -> Decision {
         self.runtime.block_on(self.backend.check(check)).unwrap()
     }
 
+    #[track_caller]
     fn check(&self, pairs: &[(&str, &Policy, u32)]) -> Decision {
         self.run_check(&self.build_check(pairs))
     }
 
+    #[track_caller]
     fn check_as(&self, purpose: Purpose, pairs: &[(&str, &Policy, u32)]) -> Decision {
         self.run_check(&self.build_check(pairs).with_purpose(purpose))
     }
 
+    #[track_caller]
     fn used(&self, key: &str, policy: &Policy) -> u32 {
         policy.quota().unwrap() - self.check(&[(key, policy, 0)]).statuses()[0].remaining()
     }
 
     /// Reserves one pair, and returns what `settle` needs.
+    #[track_caller]
     fn reserve(&self, key: &str, policy: &Policy, cost: u32) -> (Check, Vec<Receipt>) {
         let check = self.build_check(&[(key, policy, cost)]).with_purpose(Purpose::Reserve);
         let decision = self.run_check(&check);
@@ -82,6 +87,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Settles a reservation with the used units of each pair.
+    #[track_caller]
     fn settle(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
         if let Some(refund) = Refund::new(check, receipts, used) {
             let at = self.runtime.block_on(self.backend.refund(&refund)).unwrap();
@@ -92,23 +98,32 @@ impl<B: Backend> Bench<B> {
         }
     }
 
+    #[track_caller]
     fn reset(&self, pairs: &[(&str, &Policy, u32)]) {
         self.runtime.block_on(self.backend.reset(&self.build_check(pairs))).unwrap();
     }
 
     /// Asserts that a wait is exact: a check is denied one microsecond before its end, and admitted at its end. The clock
     /// stays at the end of the wait.
+    #[track_caller]
     fn assert_exact_wait(&self, key: &str, policy: &Policy, cost: u32) -> u64 {
         let Wait::For(wait) = self.check(&[(key, policy, cost)]).retry_after() else {
             panic!("no wait helps")
         };
         self.move_clock(wait.as_micros() as i64 - 1);
-        assert!(!self.admits(key, policy, cost), "{policy:?}");
+        assert!(
+            !self.admits(key, policy, cost),
+            "{policy:?}: a cost of {cost} is admitted 1 us before the end of its wait of {wait:?}"
+        );
         self.move_clock(1);
-        assert!(self.admits(key, policy, cost), "{policy:?}");
+        assert!(
+            self.admits(key, policy, cost),
+            "{policy:?}: a cost of {cost} is denied at the end of its wait of {wait:?}"
+        );
         wait.as_micros() as u64
     }
 
+    #[track_caller]
     fn admits(&self, key: &str, policy: &Policy, cost: u32) -> bool {
         self.check(&[(key, policy, cost)]).is_admitted()
     }
@@ -165,6 +180,8 @@ macro_rules! edges {
                 #[test]
                 fn $name() {
                     for engine in Engine::ALL {
+                        // The test output shows the engine if the test fails.
+                        println!("{engine:?}");
                         let server = Server::start(engine);
                         let clock = ManualClock::new();
                         let bench = Bench::new((), clock.clone());
