@@ -11,7 +11,10 @@ mod wire;
 
 use std::{
     future::pending,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -38,6 +41,8 @@ struct Remote {
     clock: ManualClock,
     began: (Instant, u64),
     settings: Arc<Mutex<Settings>>,
+    /// By how much the clock of the store has been stepped, in microseconds.
+    stepped: Arc<AtomicI64>,
 }
 
 #[derive(Default)]
@@ -62,7 +67,7 @@ impl Remote {
         let clock = ManualClock::new();
         let memory = MemoryBackend::new().with_clock(&clock);
         let began = (Instant::now(), clock.now_micros());
-        Self { memory, clock, began, settings: Arc::default() }
+        Self { memory, clock, began, settings: Arc::default(), stepped: Arc::default() }
     }
 
     fn settings(&self) -> MutexGuard<'_, Settings> {
@@ -89,8 +94,14 @@ impl Remote {
     /// Returns the store at the current instant.
     fn now(&self) -> &MemoryBackend {
         let (start, micros) = self.began;
+        let micros = micros.saturating_add_signed(self.stepped.load(Ordering::Relaxed));
         self.clock.set_micros(micros + start.elapsed().as_micros() as u64);
         &self.memory
+    }
+
+    /// Steps the clock of the store forward or back.
+    fn step_clock(&self, millis: i64) {
+        self.stepped.fetch_add(1_000 * millis, Ordering::Relaxed);
     }
 
     /// Resets the key of these policies, as another process does.

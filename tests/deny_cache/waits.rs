@@ -244,6 +244,8 @@ enum Step {
         units: u32,
     },
     Reset,
+    /// By how many milliseconds the clock of the store is stepped.
+    Clock(i64),
     Wait(u64),
 }
 
@@ -254,12 +256,14 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..=3u32).prop_map(Step::Overage),
         2 => (any::<usize>(), 1..=4u32).prop_map(|(which, units)| Step::Refund { which, units }),
         1 => Just(Step::Reset),
+        1 => (-1_500..4_000i64).prop_map(Step::Clock),
         12 => prop_oneof![3 => 0..300u64, 1 => 0..3_000u64].prop_map(Step::Wait),
     ]
 }
 
-/// Checks every hit against the store. A hit may be wrong for at most the maximum age after units were returned. The wait, but
-/// not the verdict, may be too long for eight more if the usage was above the quota. Returns the number of hits.
+/// Checks every hit against the store. A hit may be wrong for at most the maximum age after units were returned, or after the clock of
+/// the store was stepped. The wait, but not the verdict, may be too long for eight more if the usage was above the quota. Returns the
+/// number of hits.
 async fn run(algorithm: Algorithm, steps: &[Step]) -> usize {
     let rig = Rig::new(policy("p", 12, 8 * SECOND).with_algorithm(algorithm).unwrap());
     let mut charges = Vec::new();
@@ -302,6 +306,10 @@ async fn run(algorithm: Algorithm, steps: &[Step]) -> usize {
             }
             Step::Reset => {
                 rig.remote.reset_by_other_process(std::slice::from_ref(&rig.policy)).await;
+                returned = Some(now);
+            }
+            Step::Clock(millis) => {
+                rig.remote.step_clock(millis);
                 returned = Some(now);
             }
             Step::Wait(millis) => advance(Duration::from_millis(millis)).await,
