@@ -99,3 +99,13 @@ fn check_of_limiter_allocates_nothing() {
     });
     assert_eq!(counted.min(), Some(0));
 }
+
+/// A body may add an amount per token of a model.
+#[test]
+fn addition_to_meter_allocates_nothing() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limiter = Limiter::builder(backend).policy(policy("tokens", 1_000, MINUTE)).build().unwrap();
+    let meter = now(limiter.reserve(PartitionKey::new("user", "alice"))).unwrap().meter();
+    assert_eq!(measure(|| meter.add_to("tokens", 3)).count_total, 0);
+    assert_eq!(meter.added("tokens"), Some(3));
+}

@@ -648,23 +648,39 @@ async fn wait_of_answer_is_bounded() {
 async fn backoff_doubles_with_each_denial_after_it() {
     let clock = ManualClock::new();
     let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
-    let denied = Stated::default().denied(None);
+    // A wait of zero is none.
+    let denials = [None, Some(Duration::ZERO)].map(|wait| Stated::default().denied(wait));
     let assert_between = |wait: Duration, longest: Duration| {
         assert!(wait >= longest / 2 && wait <= longest, "{wait:?} is not half of {longest:?} to the whole");
     };
     for doublings in 0..15 {
         let longest = (SECOND * (1 << doublings)).min(Learning::DEFAULT_MAX_WAIT);
+        let denied = &denials[doublings % 2];
         // Denials of requests that were admitted before the block belong to one attempt, however long the API takes.
         let first = limits.admit(api()).await.unwrap();
         clock.advance(2 * longest);
         let burst = [first, limits.admit(api()).await.unwrap()];
         for admission in burst {
-            assert_between(limits.learn(&admission, &denied).await.unwrap().blocked_for.unwrap(), longest);
+            assert_between(limits.learn(&admission, denied).await.unwrap().blocked_for.unwrap(), longest);
         }
         clock.advance(2 * longest);
     }
     assert_eq!(learn(&limits, &Stated::default()).await, Learned::default());
-    assert_between(learn(&limits, &denied).await.blocked_for.unwrap(), SECOND);
+    assert_between(learn(&limits, &denials[0]).await.blocked_for.unwrap(), SECOND);
+}
+
+/// Of two requests that the API has denied, only the second one is without a wait, and lengthens the backoff.
+#[tokio::test]
+async fn stated_wait_does_not_change_backoff() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    assert!(back_off(&limits, &api()).await <= SECOND);
+    clock.advance(2 * SECOND);
+    let [first, second] = [limits.admit(api()).await.unwrap(), limits.admit(api()).await.unwrap()];
+    let stated = limits.learn(&first, &Stated::default().denied(10 * SECOND)).await.unwrap();
+    assert_eq!(stated.blocked_for, Some(10 * SECOND));
+    let backoff = limits.learn(&second, &Stated::default().denied(None)).await.unwrap().blocked_for.unwrap();
+    assert!((SECOND..=2 * SECOND).contains(&backoff), "{backoff:?}");
 }
 
 /// Returns the wait of a gate after a denial without a wait. The request charges nothing else.

@@ -276,6 +276,24 @@ async fn checks_that_cannot_be_made_have_no_decision() {
     assert_eq!(stats.unavailable, 7);
 }
 
+/// Such a draft passes uncounted, and has no decision either.
+#[test]
+fn mistake_in_shadow_draft_counts_as_misconfigured() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    let nothing = || Draft::pairs(vec![]).shadow();
+    let twice = || Draft::pairs(vec![Pair::new(alice(), policy("p", 10), 1); 2]).shadow();
+    let drafts = [nothing(), twice(), Draft::exempt(), Draft::check(alice(), 1).and(nothing())];
+    let misconfigured = drafts.map(|draft| {
+        let _ = now(limiter.admit(draft)).unwrap();
+        Scrape::of(&recorder.handle()).get(r#"unavailable_checks_total{reason="misconfigured"}"#)
+    });
+    assert_eq!(misconfigured, [1.0, 2.0, 2.0, 2.0], "an exempt request and a check are no mistakes");
+    let stats = limiter.stats();
+    assert_eq!((stats.reasons, stats.admitted), (vec![(Reason::Misconfigured, 2)], 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn admissions_without_store_count_by_outcome() {
     let recorder = recorder();

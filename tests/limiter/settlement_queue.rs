@@ -4,12 +4,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
     time::Duration,
 };
 
 use tokio::{
-    runtime::Builder,
+    runtime::{Builder, Runtime},
     sync::Semaphore,
     task::yield_now,
     time::{Instant, interval, sleep, timeout},
@@ -277,6 +278,48 @@ fn end_of_runtime_loses_queued_settlements() {
         assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done { .. }));
     });
     assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (1, 20));
+}
+
+/// The runtime drops the worker in the call that spawns it.
+#[test]
+fn ended_runtime_loses_settlement_and_returns() {
+    let limiter = build(Limiter::builder(FakeBackend::admitting().hanging_settlements()));
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let reservation = runtime.block_on(reserve(&limiter));
+    let handle = runtime.handle().clone();
+    drop(runtime);
+    let (sender, settled) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _entered = handle.enter();
+        sender.send(now(reservation.settle(0))).unwrap();
+    });
+    let settled = settled.recv_timeout(Duration::from_secs(20)).expect("the settlement returns");
+    assert!(matches!(settled, Settled::Lost(_)), "{settled:?}");
+    assert_eq!(limiter.lost_settlements(), 1);
+}
+
+#[test]
+fn end_of_runtime_loses_no_settlement_of_another() {
+    let backend = Gate::closed();
+    let limiter = build(Limiter::builder(backend.clone()).max_checks_in_flight(2));
+    let [ending, other] = [(); 2].map(|()| Builder::new_current_thread().enable_time().build().unwrap());
+    let settle = |runtime: &Runtime, settlements: usize| {
+        runtime.block_on(async {
+            for _ in 0..settlements {
+                drop(reserve(&limiter).await.settle(0));
+                yield_now().await;
+            }
+        });
+    };
+    settle(&ending, 1);
+    settle(&other, 4);
+    // One settlement of each runtime is in flight, and three wait.
+    assert_eq!((backend.in_flight.load(SeqCst), limiter.lost_settlements()), (2, 0));
+    drop(ending);
+    assert_eq!(limiter.lost_settlements(), 1);
+    backend.open.add_permits(4);
+    other.block_on(limiter.drain());
+    assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (4, 1));
 }
 
 #[tokio::test]

@@ -73,6 +73,21 @@ async fn misconfigured_shadow_limit_is_logged_and_admits() {
 }
 
 #[tokio::test]
+async fn mistake_in_any_shadow_part_is_logged() {
+    let check = || Draft::check(alice(), 1);
+    let nothing = || Draft::pairs(vec![]).shadow();
+    for draft in [check().and(nothing()), nothing().and(check())] {
+        let (events, _guard) = Events::collect();
+        let backend = FakeBackend::admitting();
+        let limiter = Limiter::builder(backend.clone()).policy(policy("ten", 10)).build().unwrap();
+        let _ = limiter.admit(draft).await.unwrap();
+        let [event] = &events.take()[..] else { panic!("one event") };
+        assert!(event.contains("WARN") && event.contains("not counted"), "{event}");
+        assert_eq!(backend.checks()[0].pairs.len(), 1, "the other part is checked");
+    }
+}
+
+#[tokio::test]
 async fn denied_key_is_that_of_enforcing_policy() {
     let (user, route) = (alice(), PartitionKey::new("route", "/"));
     let pairs =

@@ -154,6 +154,22 @@ fn shadow_pair_without_charge_is_not_settled() {
 }
 
 #[test]
+fn token_settles_eight_policies() {
+    let builder = Limiter::builder(MemoryBackend::new());
+    let policies = (0..8).map(|i| policy(&i.to_string(), 10));
+    let limiter = policies.fold(builder, |builder, policy| builder.policy(policy)).build().unwrap();
+    let token = token(&limiter, 10).unwrap();
+    let remaining = || {
+        let decision = now(limiter.peek((alice(), 0))).unwrap();
+        decision.statuses().iter().map(|status| status.remaining()).collect::<Vec<_>>()
+    };
+    assert_eq!(remaining(), [0; 8]);
+    let settled = now(limiter.settle_token(&token, 0));
+    assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+    assert_eq!(remaining(), [10; 8]);
+}
+
+#[test]
 fn other_backend_has_no_tokens() {
     let limiter = Limiter::builder(Wrapped(MemoryBackend::new()));
     let limiter = limiter.policy(policy("pages", 100)).build().unwrap();

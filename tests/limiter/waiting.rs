@@ -324,6 +324,41 @@ async fn queue_gives_up_when_head_learns_its_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn waiter_that_gives_up_returns_its_units_to_queue() {
+    let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
+    let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend, 10));
+    let _ = other_process.check((alice(), 10)).await.unwrap();
+    let journal = Journal::new();
+    journal.wait(&mine, "head", 1, MINUTE).await;
+    let short = journal.wait(&mine, "short", 9, 900 * MILLI).await;
+    assert_eq!(too_long(short.await.unwrap()), 950 * MILLI);
+    // With the units of the one that has left, this one would wait for a second window.
+    let next = journal.wait(&mine, "next", 9, 1_500 * MILLI).await;
+    let _ = next.await.unwrap().unwrap();
+    assert_eq!(journal.admitted(), [("head", 1_050), ("next", 1_100)]);
+}
+
+/// One request joins as often as one leaves, so the queue is never empty.
+#[tokio::test(start_paused = true)]
+async fn waiter_that_leaves_returns_its_units_to_queue() {
+    let limiter = limiter(TimedBackend::new(), 1);
+    let journal = Journal::new();
+    let (mut waiters, mut fewest) = (Vec::new(), usize::MAX);
+    for second in 0..60 {
+        for _ in 0..if second == 0 { 4 } else { 1 } {
+            waiters.push(journal.wait(&limiter, "request", 1, 6 * SECOND).await);
+        }
+        sleep(SECOND).await;
+        fewest = fewest.min(limiter.waiting());
+    }
+    for waiter in waiters {
+        let _ = waiter.await.unwrap().unwrap();
+    }
+    assert!(fewest > 0);
+    assert_eq!(journal.now(), 62_000, "one second for each request after the first");
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiter_in_queue_gives_up_at_end_of_its_time() {
     let builder = Limiter::builder(FakeBackend::hanging()).deadline(MINUTE).policy(policy(10, SECOND));
     let limiter = builder.build().unwrap();
@@ -640,6 +675,21 @@ async fn settlement_wakes_first_waiter() {
     assert_eq!(backend.checks().len(), 10 + 3 + 1, "each settlement makes the first request ask once");
     let stats = limiter.stats();
     assert_eq!((stats.admitted, stats.delayed, stats.denied), (12, 1, 0));
+}
+
+/// A memory settles at once, and nothing waits for it in a queue of settlements.
+#[tokio::test(start_paused = true)]
+async fn settlement_in_memory_wakes_first_waiter() {
+    let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limiter = Limiter::builder(memory).policy(policy(10, MINUTE)).build().unwrap();
+    let reservation = limiter.reserve((alice(), 10)).await.unwrap();
+    let journal = Journal::new();
+    let waiter = journal.wait(&limiter, "waiter", 1, 2 * MINUTE).await;
+    sleep(SECOND).await;
+    assert_eq!((journal.admitted(), limiter.waiting()), (vec![], 1));
+    let _ = reservation.settle(0).await;
+    let _ = waiter.await.unwrap().unwrap();
+    assert_eq!(journal.admitted(), [("waiter", 1_000)]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -129,6 +129,36 @@ fn unknown_policy_name_causes_one_warning_per_limiter() {
     assert_eq!(warning_counts(steps), [0, 1, 2, 2]);
 }
 
+/// A check in memory, a meter and a token search the names in code of their own.
+#[test]
+fn every_use_of_unknown_policy_name_causes_one_warning() {
+    let reserve = |limiter: &Limiter| now(limiter.reserve(alice())).unwrap();
+    let cost = |name: &str| Costs::new().policy(name.to_owned(), 1);
+    let check = |limiter: &Limiter, name: &str| drop(now(limiter.check((alice(), cost(name)))).unwrap());
+    let add = |limiter: &Limiter, name: &str| reserve(limiter).meter().add(cost(name));
+    let add_to = |limiter: &Limiter, name: &str| reserve(limiter).meter().add_to(name, 1);
+    let settle_token = |limiter: &Limiter, name: &str| {
+        let token = reserve(limiter).into_token().unwrap();
+        now(limiter.settle_token(&token, cost(name))).unwrap();
+    };
+    type Use<'a> = &'a dyn Fn(&Limiter, &str);
+    let uses: [(&str, Use<'_>); 4] =
+        [("check", &check), ("add", &add), ("add_to", &add_to), ("settle_token", &settle_token)];
+    for (what, use_name) in uses {
+        for (name, expected) in [("requests", 0), ("request", 1)] {
+            let builder = Limiter::builder(MemoryBackend::new()).policy(policy("requests", 10));
+            let limiter = builder.build().unwrap();
+            let warnings = Arc::new(AtomicUsize::new(0));
+            counting(&warnings, || {
+                for _ in 0..2 {
+                    use_name(&limiter, name);
+                }
+            });
+            assert_eq!(warnings.load(Ordering::SeqCst), expected, "{what} of {name:?}");
+        }
+    }
+}
+
 #[test]
 fn layer_searches_policy_names_of_all_keys() {
     let warnings = Arc::new(AtomicUsize::new(0));
@@ -278,9 +308,16 @@ fn conflicting_policy_with_headroom_causes_a_warning() {
 
 #[test]
 fn peek_above_quota_causes_no_warning() {
-    let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1)).build().unwrap();
-    let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek((alice(), 9)))))];
-    assert_eq!(warning_counts(steps), [0]);
+    let build = |builder: LimiterBuilder| builder.policy(policy("p", 1)).build().unwrap();
+    let fake = build(Limiter::builder(FakeBackend::admitting()));
+    let memory = build(Limiter::builder(MemoryBackend::new()));
+    let checking = memory.clone();
+    let steps: [Box<dyn FnOnce()>; 3] = [
+        Box::new(move || drop(poll_once(fake.peek((alice(), 9))))),
+        Box::new(move || drop(poll_once(memory.peek((alice(), 9))))),
+        Box::new(move || drop(poll_once(checking.check((alice(), 9))))),
+    ];
+    assert_eq!(warning_counts(steps), [0, 0, 1]);
 }
 
 /// Without connect info, `peer_ip` finds no address, and the response does not state the cause.

@@ -403,6 +403,21 @@ async fn token_of_several_policies_has_stated_size_and_bytes() {
 }
 
 #[tokio::test]
+async fn token_settles_eight_policies() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let policies: [Policy; 8] = std::array::from_fn(|i| policy(&i.to_string(), 10, HOUR));
+        let limiter = limiter(backend(&server).await, policies);
+        let token = token(&limiter, 10).await;
+        let settled = limiter.settle_token(&token, 0).await;
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{engine:?}: {settled:?}");
+        let decision = limiter.peek((alice(), 0)).await.unwrap();
+        let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+        assert_eq!(left, [10; 8], "{engine:?}");
+    }
+}
+
+#[tokio::test]
 async fn token_can_be_settled_after_a_foreign_value() {
     let server = Server::start(Engine::Redis);
     let (backend, _clock) = with_manual_clock(&server).await;
