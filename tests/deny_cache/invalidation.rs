@@ -223,3 +223,15 @@ async fn failed_refund_or_reset_invalidates_cached_denial() {
         assert!(check(&limiter, 10).await.is_admitted());
     }
 }
+
+/// The refund may have returned no units, so the denial holds while the store makes no decision.
+#[tokio::test(start_paused = true)]
+async fn failed_refund_keeps_denial_for_outage() {
+    for fault in [Fault::Down, Fault::Panic] {
+        let (remote, limiter, reservation) = reserved_and_denied().await;
+        remote.fail(fault);
+        assert!(matches!(reservation.settle(5).await, Settled::Lost(_)));
+        remote.fail(Fault::Down);
+        assert!(check(&limiter, 1).await.is_cached());
+    }
+}

@@ -26,6 +26,7 @@ use tower_sliding_window::{
     by,
     key::constant,
     peer_ip,
+    policy::Rate,
     protocol::Draft,
     settle::by_hand,
     testing::{
@@ -216,6 +217,31 @@ fn status_states_lower_bound_of_long_wait() {
         assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(at_least.max(SECOND)));
     }
     assert_eq!(reject(&Rejection::too_many_waiting(9, false)).code(), Code::Unavailable);
+}
+
+#[test]
+fn rejection_over_grpc_forbids_caching() {
+    let head = Request::new(());
+    let response = Grpc.reject(&Rejection::too_many_waiting(9, false), &(&head).into());
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["cache-control"], "no-store");
+}
+
+#[tokio::test]
+async fn quota_failure_describes_each_type_of_policy() {
+    for (policy, expected) in [
+        (policy("p", 2, SECOND), "2 units in 1s"),
+        (Policy::in_flight("p", 2).unwrap(), "2 units at the same time"),
+        (Policy::token_bucket("p", 2, Rate::per_second(1)).unwrap(), "2 units"),
+    ] {
+        let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+        let limiter = Limiter::builder(backend).policy(policy).build().unwrap();
+        let key = || PartitionKey::new("user", "alice");
+        let _admission = limiter.admit((key(), 2)).await.unwrap();
+        let status = Status::from(limiter.admit(key()).await.map(drop).unwrap_err());
+        let violations = status.get_details_quota_failure().unwrap().violations;
+        assert_eq!((violations.len(), &*violations[0].description), (1, expected));
+    }
 }
 
 #[tokio::test]

@@ -437,6 +437,17 @@ async fn clamped_estimate_is_charged_with_overage() {
 }
 
 #[tokio::test]
+async fn layer_clamps_estimates_over_shared_limiter() {
+    let limiter = Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).build().unwrap();
+    let limits = RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(500).settle_by(by_hand);
+    let app = Router::new().route("/", get(async || "done"));
+    let site = Site::serve(app.layer(limits.clamp_estimates().build().unwrap())).await;
+    assert!(limiter.reserve((alice(), 500)).await.is_err(), "the limiter itself does not clamp");
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(left(&limiter).await, [0]);
+}
+
+#[tokio::test]
 async fn clamping_applies_to_further_limits() {
     let further = |units| limit(header("x-user").unwrap()).policy(policy("cents", 50, MINUTE)).cost(units);
     let (site, _) = serve(builder(memory()).also(further(80)).clamp_estimates(), greedy()).await;

@@ -187,6 +187,19 @@ async fn percentage_enforces_stable_part_of_keys() {
     }
 }
 
+#[tokio::test]
+async fn percentage_spares_key_at_its_boundary() {
+    let alice = || PartitionKey::new("user", "alice");
+    let percentile = u32::from(alice().percentile());
+    for (percent, second) in [(percentile, 200), (percentile + 1, 429)] {
+        let builder = RateLimitLayer::builder(memory()).policy(policy("canary", 1, MINUTE));
+        let site = serve(builder.key_by(move |_| alice()).enforce_percent(percent)).await;
+        for expected in [200, second] {
+            assert_eq!(site.get("/", &[]).await.status, expected, "{percent} percent");
+        }
+    }
+}
+
 /// A mistake does not wait for the end of the rollout. In shadow mode, it rejects no request.
 #[tokio::test]
 async fn empty_list_of_pairs_is_a_mistake_at_any_percentage() {

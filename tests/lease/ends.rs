@@ -118,6 +118,23 @@ async fn idle_lease_is_returned_after_a_second() {
     assert_eq!(remaining(&limiter).await, 1_000 - 14);
 }
 
+/// The store has lost its data, so a request in the same bucket begins another lease.
+#[tokio::test(start_paused = true)]
+async fn lease_that_is_replaced_is_returned() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    // Two units are left.
+    checks(&limiter, 5).await;
+    store.lose(Pair::new(alice(), leased(1_000, 50), 1)).await;
+    store.take_asked();
+    assert!(!limiter.check((alice(), 4)).await.unwrap().is_leased());
+    assert!(matches!(store.take_asked()[..], [(Purpose::Lease, 1..)]));
+    sleep(2 * MILLISECOND).await;
+    assert_eq!(store.take_refunds(), [2]);
+    assert_eq!(limiter.stats().leased_units_returned, 2);
+    assert!(check(&limiter).await.is_leased(), "the other lease is kept");
+}
+
 #[tokio::test(start_paused = true)]
 async fn drain_returns_all_leases() {
     let store = Store::new();
@@ -185,6 +202,22 @@ async fn changed_quota_ends_lease_at_once() {
     assert!(limiter.check(of(&lower)).await.unwrap().is_admitted());
     assert!(!limiter.check(of(&lower)).await.unwrap().is_admitted());
     assert!(PRECISION > 4 * MILLISECOND, "all of this is in one bucket");
+}
+
+#[tokio::test(start_paused = true)]
+async fn checks_lease_under_changed_quota() {
+    for quota in [500, 2_000] {
+        let store = Store::new();
+        let limiter = limiter(&store, leased(1_000, 50));
+        checks(&limiter, 5).await;
+        let mut are_leased = Vec::new();
+        for _ in 0..4 {
+            let pair = Pair::new(alice(), leased(quota, 50), 1);
+            are_leased.push(limiter.check([pair]).await.unwrap().is_leased());
+        }
+        // The first check learns what remains of the changed quota, and the second one asks for a lease.
+        assert_eq!(are_leased, [false, false, true, true], "{quota}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -131,6 +131,8 @@ async fn request_that_was_not_run_loses_nothing() {
     assert_eq!(limiter.check(alice()).await.unwrap_err().reason(), Reason::Busy);
     assert_eq!(limiter.stats().leased_units_lost, 0);
     assert_eq!(checks(&limiter, 20).await, 0);
+    advance(SECOND).await;
+    assert!(checks(&limiter, 20).await > 0, "a lease is requested again");
 }
 
 #[tokio::test(start_paused = true)]

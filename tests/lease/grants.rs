@@ -1,6 +1,6 @@
 //! What a lease grants, how many units it has, and what a decision states.
 
-use tokio::time::advance;
+use tokio::time::{advance, sleep};
 use tower_sliding_window::{
     ConfigError, Limiter, MemoryBackend, Policy, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose, Receipt},
@@ -54,6 +54,43 @@ async fn leased_decision_states_remaining_quota_and_waits() {
     assert_eq!(leased.next_after(), later(exact.next_after()));
     assert_eq!(leased.reset_after(), later(exact.reset_after()));
     assert_eq!(decision.at_micros() + 5, peek.at_micros());
+}
+
+/// The window is no multiple of the buckets, so usage leaves it in the middle of a bucket.
+#[tokio::test(start_paused = true)]
+async fn leased_decision_states_reset_after_usage_has_left() {
+    let store = Store::new();
+    let window = 250 * MILLISECOND;
+    let limiter = limiter(&store, buckets(1_000, window, PRECISION).leased(Lease::up_to(50)).unwrap());
+    next_bucket(&store).await;
+    checks(&limiter, 4).await;
+    // These units leave 50 ms after the beginning of this bucket.
+    advance(3 * PRECISION + 10 * MILLISECOND).await;
+    checks(&limiter, 5).await;
+    for has_left in [false, true] {
+        let decision = check(&limiter).await;
+        assert!(decision.is_leased());
+        let (next, reset) = (decision.statuses()[0].next_after(), decision.statuses()[0].reset_after());
+        assert!(MILLISECOND < next && next <= reset, "{next:?} and {reset:?}");
+        assert_eq!(next == reset, has_left, "{next:?} and {reset:?}");
+        advance(60 * MILLISECOND).await;
+    }
+}
+
+/// Idle pairs are forgotten. A check that is granted from a lease is a use.
+#[tokio::test(start_paused = true)]
+async fn pair_in_use_keeps_its_rate() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(10_000, 50));
+    checks(&limiter, 20).await;
+    // Longer than an idle pair is kept, and until all of them were looked at.
+    for bucket in 0..250 {
+        next_bucket(&store).await;
+        sleep(MILLISECOND).await;
+        store.take_asked();
+        assert!(checks(&limiter, 5).await > 0, "bucket {bucket}");
+        assert_eq!(store.take_asked()[0].0, Purpose::Lease, "bucket {bucket}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -282,6 +282,40 @@ async fn waiter_dropped_during_its_check_gives_turn_to_next() {
     assert_eq!(backend.checks().len(), 1, "the first check was dropped before the backend decided");
 }
 
+/// Until the first of a queue has its answer, its wait is not known, and a short time may be long enough.
+#[tokio::test(start_paused = true)]
+async fn request_joins_queue_whose_first_asks_again() {
+    for is_head_dropped in [false, true] {
+        let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
+        let build = |backend| {
+            let builder = Limiter::builder(backend).policy(policy(10, 60 * MINUTE));
+            builder.deny_cache(None).build().unwrap()
+        };
+        let (mine, other_process) = (build(backend.clone()), build(backend));
+        let _ = other_process.check((alice(), 10)).await.unwrap();
+        let journal = Journal::new();
+        let head = journal.wait(&mine, "head", 1, Duration::MAX).await;
+        let _second = journal.wait(&mine, "second", 1, Duration::MAX).await;
+        sleep(100 * MILLI).await;
+        assert!(too_long(mine.wait(alice(), MINUTE).await) > MINUTE, "the first sleeps");
+        if is_head_dropped {
+            other_process.reset(alice()).await.unwrap();
+            head.abort();
+        } else {
+            mine.reset(alice()).await.unwrap();
+        }
+        sleep(20 * MILLI).await;
+        let short = journal.wait(&mine, "short", 1, 200 * MILLI).await;
+        let _ = short.await.unwrap().unwrap();
+        let expected = if is_head_dropped {
+            vec![("second", 150), ("short", 200)]
+        } else {
+            vec![("head", 150), ("second", 200), ("short", 250)]
+        };
+        assert_eq!(journal.admitted(), expected);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiter_gives_up_at_once_if_wait_is_too_long() {
     let backend = TimedBackend::new();

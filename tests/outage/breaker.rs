@@ -3,6 +3,7 @@
 use std::{
     error::Error,
     future::{Future, pending},
+    iter,
     pin::pin,
     sync::{Arc, Mutex},
     task::{Context, Waker},
@@ -322,22 +323,29 @@ async fn deadline_that_crowd_notices_late_is_no_failure() {
     assert_eq!(idle, Err((Reason::Timeout, false)), "the breaker is open");
 }
 
+/// So many checks at once show whether a process is busy.
+const CROWD: usize = 100;
+
+/// Sends a crowd of checks to a backend that hangs. The process notices each deadline late. Returns the outcome of one of them.
+async fn check_in_busy_process(limiter: &Limiter) -> Result<bool, (Reason, bool)> {
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| Box::pin(check(limiter))).collect();
+    for check in &mut crowd {
+        for _ in 0..2 {
+            let polled = check.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending(), "the backend hangs");
+        }
+    }
+    advance(SECOND / 10 + SECOND / 100).await;
+    crowd.remove(0).await
+}
+
 /// A process that has been busy for a second has no reason to expect a reply that it has not read.
 #[tokio::test(start_paused = true)]
 async fn busy_process_finds_outage_after_one_second() {
     let limiter = deferred(&FakeBackend::hanging()).breaker(None).build().unwrap();
     let start = Instant::now();
     let error = loop {
-        let mut crowd: Vec<_> = (0..100).map(|_| Box::pin(check(&limiter))).collect();
-        for check in &mut crowd {
-            for _ in 0..2 {
-                let polled = check.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                assert!(polled.is_pending(), "the backend hangs");
-            }
-        }
-        // Each deadline is noticed late.
-        advance(SECOND / 10 + SECOND / 100).await;
-        let outcome = crowd.remove(0).await;
+        let outcome = check_in_busy_process(&limiter).await;
         if outcome != Err((Reason::Overloaded, true)) {
             break outcome;
         }
@@ -345,6 +353,19 @@ async fn busy_process_finds_outage_after_one_second() {
     };
     assert_eq!(error, Err((Reason::Timeout, true)), "after {:?}", start.elapsed());
     assert!(start.elapsed() > SECOND, "{:?}", start.elapsed());
+}
+
+/// Each reply shows that the store works, also if the process notices the deadlines of other checks late.
+#[tokio::test(start_paused = true)]
+async fn busy_process_that_reads_replies_finds_no_outage() {
+    let answers = (0..30).flat_map(|_| iter::once(Admit).chain(iter::repeat_n(Hang, CROWD)));
+    let limiter = deferred(&FakeBackend::scripted(answers)).breaker(None).build().unwrap();
+    let start = Instant::now();
+    while start.elapsed() < 3 * SECOND {
+        assert_eq!(check(&limiter).await, Ok(true), "the store answers");
+        let outcome = check_in_busy_process(&limiter).await;
+        assert_eq!(outcome, Err((Reason::Overloaded, true)), "after {:?}", start.elapsed());
+    }
 }
 
 /// A client that leaves after its deadline does not show that the store hangs.

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Waker},
 };
 
-use tokio::time::{advance, sleep};
+use tokio::time::{Instant, advance, sleep};
 use tower_sliding_window::{
     Limiter, MemoryBackend, OutageRule, PartitionKey, Wait,
     backend::{Reason, WhenFull},
@@ -64,6 +64,17 @@ async fn failed_probes_cause_no_event() {
     let closed = events.text();
     assert!(closed.contains("open_for=7") && closed.contains("namespace tsw"), "{closed}");
     assert_eq!(summary(&events), [CLOSED], "one event when the breaker closes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn timeouts_below_threshold_cause_no_event() {
+    let (events, _guard) = Events::collect();
+    let limiter = deferred(&FakeBackend::hanging()).breaker(Breaker::new(100, SECOND)).build().unwrap();
+    let start = Instant::now();
+    while start.elapsed() < 2 * SECOND {
+        assert_eq!(outcome(limiter.check(alice()).await), Err((Reason::Timeout, true)));
+    }
+    assert_eq!(summary(&events), [""; 0]);
 }
 
 /// A store that accepts no writes still denies, so a denial is no sign that it works again.

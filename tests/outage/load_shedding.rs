@@ -17,6 +17,7 @@ use tower_sliding_window::{
     Decision, Limiter, OutageRule, RateLimitLayer, Status, Wait,
     backend::{Backend, BackendError, Check, Reason},
     header,
+    testing::FakeAnswer::{Admit, Hang, Unavailable},
     testing::FakeBackend,
 };
 
@@ -190,6 +191,27 @@ async fn old_timeout_makes_no_outage_of_burst() {
         "a time-out of a second ago is no sign of an outage"
     );
     first.abort();
+}
+
+/// The deadline is 100 ms.
+#[tokio::test(start_paused = true)]
+async fn answer_beside_failure_makes_burst_an_overload() {
+    let down = Unavailable(Reason::Connection);
+    for (name, answers, pauses) in [
+        ("an answer within the last deadline", [Admit, down], [10, 20]),
+        ("an answer after the failure", [down, Admit], [0, 150]),
+    ] {
+        let backend = FakeBackend::scripted([answers[0], answers[1], Hang]);
+        let limiter = deferred(&backend).max_checks_in_flight(1).build().unwrap();
+        for pause in pauses {
+            let _ = limiter.check(alice()).await;
+            advance(pause * TICK).await;
+        }
+        let first = tokio::spawn(limiter.check(alice()));
+        yield_now().await;
+        assert_eq!(outcome(limiter.check(alice()).await), OVERLOADED, "{name}");
+        first.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]

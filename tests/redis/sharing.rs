@@ -1,17 +1,19 @@
 //! Usage that processes share, and the effect of a changed policy on it.
 
-use std::time::Duration;
+use std::{net::TcpListener, time::Duration};
 
+use tokio::{task::yield_now, time::advance};
 use tower_sliding_window::{
     Limiter, Policy, RedisBackend, Wait,
-    backend::{Backend, Refund},
+    backend::{Backend, Reason, Refund},
+    outage::{Breaker, BreakerState},
 };
 
 use super::{
     admin::Admin,
     rig::{
         HOUR, LONG_DEADLINE, LONG_WINDOW, alice, backend, concurrently, every_algorithm, every_type, limiter,
-        peek, policy, remaining, reserve, with_manual_clock,
+        peek, policy, reason, remaining, reserve, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -184,5 +186,34 @@ async fn algorithms_of_same_policy_name_share_no_usage() {
         let wider =
             wider.with_algorithm(tower_sliding_window::Algorithm::SlidingBuckets { precision: LONG_WINDOW });
         assert_eq!(remaining(&limiter(backend(&server).await, [wider.unwrap()])).await, 10, "{engine:?}");
+    }
+}
+
+/// Each limiter is strict in another setting. The server accepts connections, and answers nothing.
+#[tokio::test(start_paused = true)]
+async fn strictest_settings_protect_shared_backend() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", silent.local_addr().unwrap());
+    let settings = [(Breaker::new(2, Duration::from_millis(1)), 1_000), (Breaker::new(1_000, HOUR), 1)];
+    for order in [[0, 1], [1, 0]] {
+        let backend = RedisBackend::lazy(&url).unwrap();
+        let limiters = order.map(|i| {
+            let (breaker, max) = settings[i];
+            let builder = Limiter::builder(backend.clone()).policy(policy("p", 5, HOUR));
+            builder.breaker(breaker).max_checks_in_flight(max).build().unwrap()
+        });
+        let first = tokio::spawn(limiters[0].check(alice()));
+        yield_now().await;
+        for limiter in &limiters {
+            assert_eq!(reason(limiter.check(alice()).await), Reason::Overloaded, "{order:?}: one in flight");
+        }
+        first.await.unwrap().unwrap_err();
+        let states =
+            || limiters.each_ref().map(|limiter| limiter.stats().breakers.first().map(|it| it.state));
+        assert_eq!(states(), [Some(BreakerState::Closed); 2], "{order:?}: one failure");
+        limiters[1].check(alice()).await.unwrap_err();
+        assert_eq!(states(), [Some(BreakerState::Open); 2], "{order:?}: two failures");
+        advance(HOUR / 2).await;
+        assert_eq!(states(), [Some(BreakerState::Open); 2], "{order:?}: half an hour later");
     }
 }
