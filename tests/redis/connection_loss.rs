@@ -122,17 +122,20 @@ async fn backend_reconnects_to_demoted_server() {
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+        let mut most = 0;
         for _ in 0..3 {
             idle().await;
-            // The backend keeps a new connection for a moment, and does not reconnect with every check.
+            let start = Instant::now();
             for outcome in concurrently((0..10).map(|_| limiter.check(alice()))).await {
                 assert_eq!(reason(outcome), Reason::ReadOnly, "{engine:?}");
             }
+            // The backend keeps a new connection for a moment, and does not reconnect with every check. A busy machine may need longer.
+            most += 1 + start.elapsed().as_millis() as u64 / 50;
         }
         admin.query::<()>(&["REPLICAOF", "NO", "ONE"]);
         let _ = limiter.check(alice()).await.unwrap();
         let reconnects = admin.number("stats", "total_connections_received") - connections;
-        assert_eq!(reconnects, 3, "{engine:?}");
+        assert!((3..=most).contains(&reconnects), "{engine:?}: {reconnects} of at most {most}");
     }
 }
 
